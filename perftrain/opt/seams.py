@@ -1,0 +1,101 @@
+"""The values that pass through a program's seams. Frozen: a switch returns a changed copy, it cannot reach sideways."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field, fields, replace
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.utils.data import BatchSampler, DataLoader, RandomSampler, SequentialSampler
+
+Batch = Any
+"""Whatever the loader yields: a tensor, tuple, dict, dataclass, nested."""
+Losses = Mapping[str, Tensor]
+"""Scalars by name; ``"loss"`` is the one that is differentiated."""
+
+
+@dataclass(frozen=True)
+class Plan:
+    """Numbers that several switches share; each is written by one switch and read by others."""
+
+    device: torch.device = torch.device("cpu")
+    compute_dtype: torch.dtype = torch.float32
+    micro_batches: int = 1
+
+
+@dataclass(frozen=True)
+class LoaderOptions:
+    """The arguments of ``torch.utils.data.DataLoader``, as they will be when it is built."""
+
+    dataset: Any
+    batch_size: int | None = 1
+    shuffle: bool | None = None
+    sampler: Any = None
+    batch_sampler: Any = None
+    num_workers: int = 0
+    collate_fn: Callable[[list[Any]], Any] | None = None
+    pin_memory: bool = False
+    drop_last: bool = False
+    timeout: float = 0
+    worker_init_fn: Callable[[int], None] | None = None
+    multiprocessing_context: Any = None
+    generator: torch.Generator | None = None
+    prefetch_factor: int | None = None
+    persistent_workers: bool = False
+    in_order: bool = True
+    wrap: tuple[Callable[[Iterable[Batch]], Iterable[Batch]], ...] = ()
+    """Applied to the finished loader, first to last."""
+
+    @staticmethod
+    def of(loader: DataLoader[Any]) -> LoaderOptions:
+        """Read the options back from a loader that somebody built."""
+        taken = {f.name: getattr(loader, f.name) for f in fields(LoaderOptions) if hasattr(loader, f.name)}
+        if loader.batch_sampler is not None and type(loader.batch_sampler) is not BatchSampler:
+            taken.update(batch_size=1, sampler=None, drop_last=False)
+        else:
+            taken["batch_sampler"] = None
+        if type(loader.sampler) is SequentialSampler or taken.get("batch_sampler") is not None:
+            taken["sampler"] = None
+        elif type(loader.sampler) is RandomSampler and not loader.sampler.replacement and loader.sampler._num_samples is None:
+            taken.update(sampler=None, shuffle=True)
+        if loader.num_workers == 0:
+            taken.update(prefetch_factor=None, persistent_workers=False)
+        return LoaderOptions(**taken)
+
+    def build(self) -> Iterable[Batch]:
+        arguments = {f.name: getattr(self, f.name) for f in fields(self) if f.name != "wrap"}
+        loader: Iterable[Batch] = DataLoader(**arguments)
+        for wrap in self.wrap:
+            loader = wrap(loader)
+        return loader
+
+
+@dataclass(frozen=True)
+class OptimizerOptions:
+    """An optimizer's class and parameter groups, by parameter name, as they will be when it is built."""
+
+    cls: type[torch.optim.Optimizer]
+    groups: tuple[Mapping[str, Any], ...]
+    """Each with ``"params"``: names of parameters in the model."""
+    arguments: Mapping[str, Any] = field(default_factory=dict)
+    """Constructor arguments on top of the groups' own (``fused=True``)."""
+
+
+@dataclass(frozen=True)
+class StepFunctions:
+    """What one step does, as callables decided before step 0. The loop calls them in this order."""
+
+    forward: Callable[[Batch], Losses]
+    """Model and loss of one micro-batch; what is returned stays on the device."""
+    backward: Callable[[Tensor], None]
+    clip: Callable[[], None]
+    optimizer_step: Callable[[], None]
+    zero_grad: Callable[[], None]
+    schedule: Callable[[], None]
+    optimizer: torch.optim.Optimizer
+    model: nn.Module
+
+    def with_(self, **changes: Any) -> StepFunctions:
+        return replace(self, **changes)
