@@ -99,3 +99,22 @@ class StepFunctions:
 
     def with_(self, **changes: Any) -> StepFunctions:
         return replace(self, **changes)
+
+
+@dataclass(frozen=True)
+class Workload:
+    """A training program before any switch: plain PyTorch objects. A recipe's ``build(seed)`` returns one."""
+
+    model: nn.Module
+    optimizer: torch.optim.Optimizer
+    loader: Iterable[Batch]
+    loss_fn: Callable[[Any, Any], Tensor] | None = None
+    """``loss_fn(model(inputs), targets)`` for batches that are a pair; otherwise give ``step``."""
+    step: Callable[[nn.Module, Batch], Tensor | Losses] | None = None
+    """``step(model, batch)`` returns the loss, or several by name of which ``"loss"`` is differentiated."""
+    evaluate: Callable[[nn.Module], Mapping[str, float]] | None = None
+    scheduler: Any = None
+    """Anything with ``step()``, called once an optimizer step."""
+    clip_norm: float | None = None
+    counters: Callable[[], Mapping[str, float]] = dict
+    """What the data side counted (skipped files, ...), read at the end of a run."""
