@@ -31,6 +31,10 @@ class Switch:
         """Numbers that other switches must know."""
         return plan
 
+    def describe(self, plan: Plan) -> str:
+        """What it sets on this device, in one line, where the name alone does not say it."""
+        return ""
+
     def predict(self, now: StepBreakdown) -> Gain:
         """Expected speedup from the measured shares of a step."""
         return Gain(1.0, 1.0, "no prediction")

@@ -1,0 +1,216 @@
+"""From plain PyTorch objects and switches to a :class:`Run`: walk the places in order, call the hooks."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.utils.data import DataLoader
+
+from perftrain.engine.checks import check_switches
+from perftrain.engine.loop import Run
+from perftrain.engine.process import MortalWorker
+from perftrain.facts import PerftrainError
+from perftrain.measure.meter import samples_in
+from perftrain.opt.base import Switch
+from perftrain.opt.seams import Batch, LoaderOptions, Losses, OptimizerOptions, Plan, StepFunctions, Workload
+
+WRAPPERS = ("module.", "_orig_mod.", "_checkpoint_wrapped_module.")
+"""What wrappers put into parameter names."""
+
+
+def make_plan(switches: Sequence[Switch], device: torch.device) -> Plan:
+    plan = Plan(device=device)
+    for switch in switches:
+        plan = switch.plan(plan)
+    return plan
+
+
+def assemble(workload: Workload, switches: Sequence[Switch], device: torch.device, dataset: Callable[[Any], Any] | None = None) -> Run:
+    """Build the run. Call it inside :func:`perftrain.engine.process.process_settings` of the same switches.
+
+    Args:
+        dataset: wraps the dataset before any switch sees it (parity runs key its randomness).
+
+    Raises:
+        PerftrainError: conflicting switches, or a workload that lacks something.
+    """
+    ordered = sorted(switches, key=lambda s: s.card.place)
+    plan = make_plan(ordered, device)
+    check_switches(ordered, plan)
+    loader = build_loader(workload.loader, ordered, dataset)
+    names = {id(p): name for name, p in workload.model.named_parameters()}
+    model = workload.model.to(device)
+    for switch in ordered:
+        model = switch.model(model, plan)
+    optimizer = build_optimizer(workload.optimizer, names, model, ordered)
+    functions = plain_step(workload, model, optimizer)
+    for switch in ordered:
+        functions = switch.step(functions)
+    model.train()
+    return Run(
+        batches=endless(loader),
+        to_device=mover(device),
+        samples_in=samples_in,
+        functions=functions,
+        micro_batches=plan.micro_batches,
+    )
+
+
+# --- loader ---
+def build_loader(
+    loader: Iterable[Batch], switches: Sequence[Switch], dataset: Callable[[Any], Any] | None = None
+) -> Iterable[Batch]:
+    """The workload's loader with the switches' changes; the very same object where nothing changes it."""
+    if not isinstance(loader, DataLoader):
+        return wrap_foreign(loader, switches)
+    before = options = LoaderOptions.of(loader)
+    if dataset is not None:
+        options = replace(options, dataset=dataset(options.dataset))
+    for switch in switches:
+        changed = switch.loader(options)
+        if not isinstance(changed, LoaderOptions):
+            return changed
+        options = changed
+    if options.num_workers > 0:
+        options = replace(options, worker_init_fn=MortalWorker(options.worker_init_fn))
+    return loader if options == before else options.build()
+
+
+def wrap_foreign(loader: Iterable[Batch], switches: Sequence[Switch]) -> Iterable[Batch]:
+    """A loader that is no DataLoader can be wrapped, but none of its options changed."""
+    bare = LoaderOptions(dataset=None)
+    for switch in switches:
+        changed = switch.loader(bare)
+        if not isinstance(changed, LoaderOptions) or replace(changed, wrap=()) != bare:
+            raise PerftrainError(
+                f"The switch {switch.card.name!r} changes the arguments of a torch.utils.data.DataLoader; "
+                f"this workload's loader is a {type(loader).__name__}. Give a DataLoader, or leave the switch out."
+            )
+        for wrap in changed.wrap:
+            loader = wrap(loader)
+    return loader
+
+
+def endless(loader: Iterable[Batch]) -> Iterator[Batch]:
+    """Batches, epoch after epoch. A sampler with ``set_epoch`` is told the epoch."""
+    epoch = 0
+    while True:
+        for part in (getattr(loader, "sampler", None), getattr(loader, "dataset", None)):
+            if hasattr(part, "set_epoch"):
+                part.set_epoch(epoch)  # type: ignore[union-attr]
+        empty = True
+        for batch in loader:
+            empty = False
+            yield batch
+        if empty:
+            raise PerftrainError(
+                "A loader must give at least one batch each time it is iterated; "
+                + ("it gave none. Is the dataset smaller than batch_size with drop_last=True?" if epoch == 0 else
+                   f"it was exhausted after pass {epoch}. Give a DataLoader (or any object whose __iter__ starts anew), not a generator.")
+            )
+        epoch += 1
+
+
+def mover(device: torch.device) -> Callable[[Batch], Batch]:
+    """A function that copies a batch of any structure to ``device``; on the CPU there is nothing to do."""
+    if device.type == "cpu":
+        return lambda batch: batch
+
+    def move(value: Any) -> Any:
+        if isinstance(value, Tensor):
+            return value.to(device, non_blocking=True)
+        if isinstance(value, Mapping):
+            return type(value)({k: move(v) for k, v in value.items()})  # type: ignore[call-arg]
+        if isinstance(value, tuple) and hasattr(value, "_fields"):
+            return type(value)(*(move(v) for v in value))
+        if isinstance(value, (list, tuple)):
+            return type(value)(move(v) for v in value)
+        if hasattr(value, "__dataclass_fields__"):
+            return replace(value, **{name: move(getattr(value, name)) for name in value.__dataclass_fields__})
+        return value.to(device) if hasattr(value, "to") else value
+
+    return move
+
+
+# --- optimizer ---
+def plain_name(name: str) -> str:
+    """A parameter's name without what wrappers added."""
+    for wrapper in WRAPPERS:
+        name = name.replace(wrapper, "")
+    return name
+
+
+def build_optimizer(
+    optimizer: torch.optim.Optimizer, names: Mapping[int, str], model: nn.Module, switches: Sequence[Switch]
+) -> torch.optim.Optimizer:
+    """The workload's own optimizer if no switch changed it or the parameters; else a new one on the final parameters."""
+    groups = tuple({**group, "params": tuple(names.get(id(p), "") for p in group["params"])} for group in optimizer.param_groups)
+    options = before = OptimizerOptions(cls=type(optimizer), groups=groups)
+    for switch in switches:
+        options = switch.optimizer(options)
+    final = {plain_name(name): parameter for name, parameter in model.named_parameters()}
+    moved = any(name and final.get(name) is not p for g, o in zip(groups, optimizer.param_groups, strict=True)
+                for name, p in zip(g["params"], o["params"], strict=True))
+    if options == before and not moved:
+        return optimizer
+    if any("" in group["params"] for group in groups):
+        raise PerftrainError(
+            "A switch replaces the optimizer, which holds parameters that are not the model's. "
+            "Give a model that contains all the parameters that are trained."
+        )
+    rebuilt = [{**group, **options.arguments, "params": [final[name] for name in group["params"]]} for group in options.groups]
+    return options.cls(rebuilt, **options.arguments)
+
+
+# --- step ---
+def plain_step(workload: Workload, model: nn.Module, optimizer: torch.optim.Optimizer) -> StepFunctions:
+    parameters = [p for group in optimizer.param_groups for p in group["params"]]
+    clip_norm, scheduler = workload.clip_norm, workload.scheduler
+    if scheduler is not None and getattr(scheduler, "optimizer", optimizer) is not optimizer:
+        scheduler.optimizer = optimizer  # the rebuilt one
+    return StepFunctions(
+        forward=plain_forward(workload, model),
+        backward=lambda loss: loss.backward(),
+        clip=nothing if clip_norm is None else lambda: _clip(parameters, clip_norm),
+        optimizer_step=lambda: _step(optimizer),
+        zero_grad=lambda: optimizer.zero_grad(set_to_none=True),
+        schedule=nothing if scheduler is None else scheduler.step,
+        optimizer=optimizer,
+        model=model,
+    )
+
+
+def nothing() -> None:
+    return None
+
+
+def _step(optimizer: torch.optim.Optimizer) -> None:
+    optimizer.step()
+
+
+def _clip(parameters: list[Tensor], clip_norm: float) -> None:
+    nn.utils.clip_grad_norm_(parameters, clip_norm)
+
+
+def plain_forward(workload: Workload, model: nn.Module) -> Callable[[Batch], Losses]:
+    """The user's step function, or ``loss_fn(model(inputs), targets)``, always as losses by name."""
+    step, loss_fn = workload.step, workload.loss_fn
+    if step is not None:
+
+        def call_step(batch: Batch) -> Losses:
+            found = step(model, batch)
+            return found if isinstance(found, Mapping) else {"loss": found}
+
+        return call_step
+    if loss_fn is None:
+        raise PerftrainError("A workload needs loss_fn(output, target) or step(model, batch); it has neither. Give one of them.")
+
+    def call_loss(batch: Batch) -> Losses:
+        inputs, targets = batch
+        return {"loss": loss_fn(model(inputs), targets)}
+
+    return call_loss

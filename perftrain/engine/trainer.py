@@ -1,0 +1,190 @@
+"""The public face of the engine: give it what you have, it trains and tells where the time went."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from datetime import UTC, datetime
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from perftrain.engine.assemble import assemble
+from perftrain.engine.loop import Run, train
+from perftrain.engine.process import process_settings, require_environment
+from perftrain.facts import PerftrainError, RunRecord, StepRow
+from perftrain.measure.memory import peak_bytes, reset_peak
+from perftrain.measure.meter import Meter, breakdown_of
+from perftrain.opt.base import Switch
+from perftrain.opt.seams import Batch, Losses, Workload
+
+
+class Trainer:
+    """A measured training loop.
+
+    >>> trainer = Trainer(model, nn.CrossEntropyLoss(), optimizer, loader, opt=[opt.AMP()])
+    >>> trainer.fit(steps=1000)
+    >>> print(trainer.record.breakdown)
+
+    Args:
+        model, optimizer, loader: as you have them; switches rebuild what they must.
+        loss_fn: ``loss_fn(model(inputs), targets)``, for batches that are an (inputs, targets) pair.
+        opt: switches, in any order; they are applied in the order of their places.
+        step: ``step(model, batch) -> loss`` or ``-> {"loss": ..., "other": ...}`` instead of ``loss_fn``: any batch, any
+            number of losses. ``"loss"`` is differentiated, all are logged.
+        evaluate: ``evaluate(model) -> {"accuracy": ...}``, called at the end of ``fit`` and every ``evaluate_every`` steps.
+        scheduler: anything with ``step()``; called once an optimizer step.
+        clip_norm: gradients are clipped to this norm.
+        device: default: where the model's parameters are.
+        stop_on_nan: stop within 64 steps of a loss that is not finite.
+
+    Raises:
+        PerftrainError: conflicting switches, a switch that cannot run here, or a missing piece.
+    """
+
+    def __init__(
+        self,
+        model: nn.Module,
+        loss_fn: Callable[[Any, Any], Tensor] | None,
+        optimizer: torch.optim.Optimizer,
+        loader: Iterable[Batch],
+        *,
+        opt: Sequence[Switch] = (),
+        step: Callable[[nn.Module, Batch], Tensor | Losses] | None = None,
+        evaluate: Callable[[nn.Module], Mapping[str, float]] | None = None,
+        scheduler: Any = None,
+        clip_norm: float | None = None,
+        device: torch.device | str | None = None,
+        stop_on_nan: bool = True,
+    ) -> None:
+        self.workload = Workload(model, optimizer, loader, loss_fn, step, evaluate, scheduler, clip_norm)
+        self.switches = tuple(opt)
+        self.device = torch.device(device) if device is not None else device_of(model)
+        self.stop_on_nan = stop_on_nan
+        require_environment(self.switches)
+        with process_settings(self.switches):
+            self.run: Run = assemble(self.workload, self.switches, self.device)
+        self.model = self.run.functions.model
+        self.optimizer = self.run.functions.optimizer
+        self.meter = Meter(self.device, stop_on_nan)
+        self._record: RunRecord | None = None
+
+    @property
+    def record(self) -> RunRecord:
+        """What the last ``fit`` measured."""
+        if self._record is None:
+            raise PerftrainError("A record exists once something was trained; call fit(steps=...) first.")
+        return self._record
+
+    @property
+    def rows(self) -> list[StepRow]:
+        """One row for each step of the last ``fit``."""
+        return self.meter.rows()
+
+    def fit(
+        self,
+        steps: int | None = None,
+        *,
+        epochs: int | None = None,
+        evaluate_every: int | None = None,
+        on_step: Callable[[int], None] | None = None,
+    ) -> RunRecord:
+        """Train and measure; calling it again goes on training and starts a new record.
+
+        Args:
+            steps: optimizer steps, or ``epochs`` for a loader that knows its length.
+            evaluate_every: evaluate each so many steps too (its time is the phase ``evaluation``), not only at the end.
+            on_step: called with the number of each finished step (progress bars); its time belongs to ``rest``.
+
+        Raises:
+            NotFiniteLoss: the loss became NaN or infinite; ``record`` has what was measured until then.
+        """
+        steps = self._steps(steps, epochs)
+        self.run.after_step = self._after_step(evaluate_every, on_step)
+        meter = self.meter = Meter(self.device, self.stop_on_nan)
+        started, begin = datetime.now(UTC), time.perf_counter()
+        status, reason, metrics = "failed", "", {}
+        reset_peak(self.device)
+        try:
+            with process_settings(self.switches):
+                self.model.train()
+                meter.start()
+                train(self.run, steps, meter)
+                meter.finish()
+                metrics = self._evaluate()
+            status = "complete"
+        except KeyboardInterrupt:
+            status, reason = "interrupted", "stopped by the user"
+            raise
+        except BaseException as error:
+            reason = f"{type(error).__name__}: {error}"
+            raise
+        finally:
+            self._record = self._make_record(status, reason, metrics, started, time.perf_counter() - begin)
+        return self._record
+
+    # --- pieces of fit ---
+    def _steps(self, steps: int | None, epochs: int | None) -> int:
+        if (steps is None) == (epochs is None):
+            raise PerftrainError(f"fit takes either steps or epochs; steps={steps}, epochs={epochs}. Try fit(steps=1000).")
+        if steps is None:
+            if not hasattr(self.workload.loader, "__len__"):
+                raise PerftrainError("epochs needs a loader with a length; this one has none. Give fit(steps=...) instead.")
+            steps = int(epochs or 0) * len(self.workload.loader) // self.run.micro_batches  # type: ignore[arg-type]
+        if steps < 1:
+            raise PerftrainError(f"fit needs at least one step; it was asked for {steps}.")
+        return steps
+
+    def _after_step(
+        self, evaluate_every: int | None, on_step: Callable[[int], None] | None
+    ) -> tuple[tuple[str, Callable[[int], None]], ...]:
+        calls: list[tuple[str, Callable[[int], None]]] = []
+        if evaluate_every:
+            if self.workload.evaluate is None:
+                raise PerftrainError("evaluate_every needs evaluate=...; the Trainer was given none.")
+            every = evaluate_every
+            calls.append(("evaluation", lambda step: None if (step + 1) % every else self._evaluate() and None))
+        if on_step:
+            calls.append(("rest", on_step))
+        return tuple(calls)
+
+    def _evaluate(self) -> dict[str, float]:
+        if self.workload.evaluate is None:
+            return {}
+        found = dict(self.workload.evaluate(self.model))
+        self.model.train()
+        return found
+
+    def _make_record(
+        self, status: str, reason: str, metrics: dict[str, float], started: datetime, seconds: float
+    ) -> RunRecord:
+        try:
+            rows = self.meter.rows()
+        except PerftrainError:  # the losses hold a NaN that was reported already
+            rows = self.meter.rows()
+        steady = breakdown_of(rows)
+        losses = {f"train_{name}": values[-1] for name, values in self.meter.losses().items() if values}
+        return RunRecord(
+            run_id=f"{started:%Y%m%d-%H%M%S-%f}",
+            status=status,
+            role="library",
+            workload={"model": type(self.workload.model).__name__, "loader": type(self.workload.loader).__name__},
+            fingerprint="",
+            settings={s.card.name: dict(vars(s)) for s in self.switches},
+            environment={"torch": torch.__version__, "threads": torch.get_num_threads()},
+            machine={"device": str(self.device)},
+            started=started.isoformat(timespec="seconds"),
+            breakdown=steady,
+            warmup_s=sum(row.step_s for row in rows[: len(rows) - steady.steps]),
+            peak_bytes=peak_bytes(self.device),
+            metrics={**losses, **metrics, **self.workload.counters()},
+            reason=reason,
+            seconds=seconds,
+        )
+
+
+def device_of(model: nn.Module) -> torch.device:
+    """Where a model's parameters are (the CPU for a model without any)."""
+    first = next(model.parameters(), None)
+    return first.device if first is not None else torch.device("cpu")
