@@ -57,6 +57,7 @@ def assemble(workload: Workload, switches: Sequence[Switch], device: torch.devic
         samples_in=samples_in,
         functions=functions,
         micro_batches=plan.micro_batches,
+        in_flight=getattr(loader, "num_workers", 0) * (getattr(loader, "prefetch_factor", None) or 0),
     )
 
 

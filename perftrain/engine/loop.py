@@ -20,8 +20,8 @@ class Run:
     micro_batches: int = 1
     after_step: tuple[tuple[str, Callable[[int], None]], ...] = ()
     """(phase, function of the step's number): evaluation, checkpoints, progress."""
-    close: Callable[[], None] = lambda: None
-    """Ends loader workers and whatever else the run started."""
+    in_flight: int = 0
+    """Batches that loader workers may have ready ahead of the loop."""
 
 
 def train(run: Run, steps: int, meter: Meter) -> None:

@@ -38,6 +38,7 @@ class Trainer:
         clip_norm: gradients are clipped to this norm.
         device: default: where the model's parameters are.
         stop_on_nan: stop within 64 steps of a loss that is not finite.
+        counters: read at the end of ``fit`` into the record's metrics (skipped files, ...).
 
     Raises:
         PerftrainError: conflicting switches, a switch that cannot run here, or a missing piece.
@@ -57,8 +58,9 @@ class Trainer:
         clip_norm: float | None = None,
         device: torch.device | str | None = None,
         stop_on_nan: bool = True,
+        counters: Callable[[], Mapping[str, float]] = dict,
     ) -> None:
-        self.workload = Workload(model, optimizer, loader, loss_fn, step, evaluate, scheduler, clip_norm)
+        self.workload = Workload(model, optimizer, loader, loss_fn, step, evaluate, scheduler, clip_norm, counters)
         self.switches = tuple(opt)
         self.device = torch.device(device) if device is not None else device_of(model)
         self.stop_on_nan = stop_on_nan

@@ -1,0 +1,175 @@
+"""Timing two arms against each other: rounds of interleaved blocks in fresh processes, until the interval is narrow.
+
+One process hosts both arms where their environments are equal; otherwise a pair of processes, one arm each. Either way a
+round builds both arms anew (another memory layout), warms them, and lets them take turns ABBA or BAAB; its result is one
+log ratio. Rounds are repeated in several fresh processes. When to stop depends on the width of the interval, never on
+where it lies, so looking does not bias the answer.
+"""
+
+from __future__ import annotations
+
+import math
+import random
+import time
+from collections.abc import Callable, Mapping
+from contextlib import ExitStack
+from dataclasses import dataclass, field
+from typing import Any
+
+from perftrain.compare.channel import Worker, WorkerFailed
+from perftrain.facts import ArmSummary, StepBreakdown
+from perftrain.measure.statistics import Estimate, estimate, usual
+
+BASELINE, VARIANT = "baseline", "variant"
+
+
+@dataclass(frozen=True)
+class Protocol:
+    """How much is measured. Every number stands in configs/measure."""
+
+    budget_s: float = 60.0
+    """Seconds for the timing of one comparison, starting processes included."""
+    resolution: float = 0.015
+    """Stop early once an effect of this size would be seen."""
+    max_resolution: float = 0.06
+    """Coarser than this and the answer is "not resolved"."""
+    min_effect: float = 0.01
+    """A difference that may be smaller than this is no difference."""
+    processes: int = 3
+    """Fresh processes (or pairs) at least."""
+    block_s: float = 0.12
+    """Seconds of one turn."""
+    stabilize: bool = True
+    """Put both arms on huge pages, which scatters less, where the machine has them and no switch is about them."""
+    parity_steps: int = 30
+    parity_seeds: int = 3
+    seed: int = 0
+
+
+@dataclass
+class Timing:
+    """What the blocks of both arms said."""
+
+    groups: list[list[float]] = field(default_factory=list)
+    """log(baseline step / variant step) of every round, by process."""
+    facts: dict[str, list[dict[str, Any]]] = field(default_factory=lambda: {BASELINE: [], VARIANT: []})
+    seconds: float = 0.0
+    interrupted: bool = False
+
+    def estimate(self) -> Estimate:
+        return estimate(self.groups)
+
+    def rounds(self) -> int:
+        return sum(len(g) for g in self.groups)
+
+    def summary(self, arm: str, peak_bytes: int | None, warmup_s: float) -> ArmSummary:
+        blocks = self.facts[arm]
+        steps = sum(b["steps"] for b in blocks)
+        names = dict.fromkeys(name for b in blocks for name in b["phase_s"])
+        phase_s = {name: sum(b["phase_s"].get(name, 0.0) for b in blocks) / steps for name in names} if steps else {}
+        breakdown = StepBreakdown(phase_s=phase_s, steps=steps, samples=sum(b["samples"] for b in blocks))
+        return ArmSummary(breakdown=breakdown, peak_bytes=peak_bytes, warmup_s=warmup_s)
+
+
+class VariantFailed(Exception):
+    """The variant, and not the program as it was, failed. ``failure`` says how."""
+
+    def __init__(self, failure: WorkerFailed) -> None:
+        super().__init__(str(failure))
+        self.failure = failure
+
+
+def time_arms(
+    spec: Mapping[str, Any],
+    environments: Mapping[str, Mapping[str, str]],
+    protocol: Protocol,
+    on_progress: Callable[[float, str], None] = lambda done_s, note: None,
+) -> Timing:
+    """Measure until the interval is narrow enough or the budget is spent.
+
+    Raises:
+        WorkerFailed: the baseline failed.
+        VariantFailed: the variant did.
+    """
+    timing = Timing()
+    rng = random.Random(protocol.seed)
+    begin = time.monotonic()
+    split = environments[BASELINE] != environments[VARIANT]
+    minimum = protocol.processes + 2 if split else protocol.processes
+    try:
+        while not _done(timing, protocol, minimum, time.monotonic() - begin):
+            left_s = protocol.budget_s - (time.monotonic() - begin)
+            share_s = left_s / max(1, minimum - len(timing.groups))
+            group = _Group(spec, environments, split, protocol, rng, timing)
+            group.run(time.monotonic() + share_s, lambda note: on_progress(time.monotonic() - begin, note))
+    except KeyboardInterrupt:
+        timing.interrupted = True
+    timing.seconds = time.monotonic() - begin
+    return timing
+
+
+def _done(timing: Timing, protocol: Protocol, minimum: int, spent_s: float) -> bool:
+    if len(timing.groups) < minimum:
+        return False
+    if spent_s >= protocol.budget_s * 0.97:
+        return True
+    return timing.rounds() >= 12 and timing.estimate().resolution <= protocol.resolution
+
+
+class _Group:
+    """The rounds of one fresh process, or of one fresh pair."""
+
+    def __init__(
+        self,
+        spec: Mapping[str, Any],
+        environments: Mapping[str, Mapping[str, str]],
+        split: bool,
+        protocol: Protocol,
+        rng: random.Random,
+        timing: Timing,
+    ) -> None:
+        self.spec, self.environments, self.split = spec, environments, split
+        self.protocol, self.rng, self.timing = protocol, rng, timing
+        self.ratios: list[float] = []
+
+    def run(self, deadline: float, note: Callable[[str], None]) -> None:
+        self.timing.groups.append(self.ratios)
+        with ExitStack() as stack:
+            if self.split:
+                workers = {a: stack.enter_context(Worker(self.spec, self.environments[a])) for a in (BASELINE, VARIANT)}
+            else:
+                worker = stack.enter_context(Worker(self.spec, self.environments[BASELINE]))
+                workers = {BASELINE: worker, VARIANT: worker}
+            took_s = 0.0
+            while not self.ratios or time.monotonic() + 0.7 * took_s < deadline:
+                begin = time.monotonic()
+                self.ratios.append(self._round(workers))
+                took_s = time.monotonic() - begin
+                note(f"{self.timing.rounds()} rounds in {len(self.timing.groups)} processes")
+
+    def _round(self, workers: Mapping[str, Worker]) -> float:
+        seed = self.rng.randrange(1 << 30)
+        order = [BASELINE, VARIANT] if self.rng.random() < 0.5 else [VARIANT, BASELINE]
+        hosts = list(dict.fromkeys(workers.values()))
+        for host in hosts:
+            host.call("scatter", seed=self.rng.randrange(1 << 30))
+        steps = {arm: self._steps(self._call(workers, arm, "build", seed=seed)["step_s"]) for arm in order}
+        seconds: dict[str, list[float]] = {BASELINE: [], VARIANT: []}
+        for arm in [*order, *reversed(order)]:
+            block = self._call(workers, arm, "block", steps=steps[arm])
+            seconds[arm].append(usual(block.pop("step_s")))
+            self.timing.facts[arm].append(block)
+        for host in hosts:
+            host.call("drop")
+        return math.log(sum(seconds[BASELINE]) / sum(seconds[VARIANT]))
+
+    def _steps(self, step_s: float) -> int:
+        return max(2, min(5000, round(self.protocol.block_s / step_s)))
+
+    def _call(self, workers: Mapping[str, Worker], arm: str, do: str, **arguments: Any) -> dict[str, Any]:
+        try:
+            return workers[arm].call(do, arm=arm, **arguments)
+        except WorkerFailed as failure:
+            if arm == VARIANT and failure.kind != "interrupted":
+                raise VariantFailed(failure) from failure
+            raise
