@@ -47,7 +47,8 @@ def reset_peak(device: torch.device | str) -> None:
     if _kind(device) == "cuda":
         import torch
 
-        torch.cuda.reset_peak_memory_stats(device)
+        if torch.cuda.is_initialized():  # before that nothing is allocated, and the call would fail
+            torch.cuda.reset_peak_memory_stats(device)
     elif can_reset(device):
         _CLEAR_REFS.write_text(_RESET_RESIDENT_PEAK)
 

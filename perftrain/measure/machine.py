@@ -1,0 +1,359 @@
+"""What this machine is, what it can do at most, and what cannot run on it.
+
+Everything but :func:`peaks` is cheap, imports no torch and never touches a GPU from this process: the process that only
+coordinates measurements calls it, and a CUDA context there would take memory from what is measured.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import importlib.metadata
+import importlib.util
+import json
+import math
+import multiprocessing
+import os
+import platform
+import re
+import shutil
+import subprocess
+import sys
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import suppress
+from functools import cache
+from pathlib import Path
+from time import perf_counter
+from typing import TYPE_CHECKING, Any
+
+import psutil
+
+from perftrain.facts import PerftrainError
+from perftrain.measure.memory import can_reset
+
+if TYPE_CHECKING:
+    import torch
+
+_CPU_FEATURES = {"avx2", "avx512f", "avx512_bf16", "avx512_fp16", "avx512_vnni", "amx_bf16", "amx_fp16", "amx_int8"} | {
+    *("asimd", "bf16", "i8mm", "sve", "sve2")  # ARM
+}
+_FAST_BF16 = {"avx512_bf16", "amx_bf16", "bf16"}
+_SHAPES_SPEED = re.compile(
+    "((G?OMP|MKL|KMP|OPENBLAS|DNNL|ONEDNN|GLIBC|MALLOC|(PY)?TORCH|CUDA|CUDNN|CUBLAS|NVIDIA|NCCL|TRITON)_|TORCH|LD_PRELOAD$)"
+)
+_NOT_ABOUT_SPEED = re.compile("TORCHELASTIC_|TORCH_HOME$|NVIDIA_(VISIBLE|REQUIRE|DRIVER|PRODUCT)|CUDA_(HOME|PATH|VERSION)")
+"""Names of launches and of places: they change from run to run and say nothing about speed."""
+
+
+# --- what it is ---
+def describe() -> dict[str, Any]:
+    """The machine as a process here may use it: processor, cores, memory, system, GPUs.
+
+    ``cores_usable`` obeys the CPU affinity and the limit of the container. ``memory_bytes`` obeys the container's limit and is
+    rounded to 64 MiB, since what a kernel keeps for itself differs from boot to boot. ``gpus`` are those PyTorch may use.
+    """
+    quota = _cpu_quota()
+    limits = (
+        int(text) for file in _cgroup_files("memory", "memory.limit_in_bytes", "memory.max") if (text := _text(file)).isdigit()
+    )
+    system = platform.system()
+    with suppress(OSError):
+        system = platform.freedesktop_os_release()["PRETTY_NAME"]
+    return {
+        "cpu_model": _cpu_info("model name") or platform.processor() or platform.machine(),
+        "cpu_features": sorted(_CPU_FEATURES & set((_cpu_info("flags") or _cpu_info("Features")).split())),
+        "cores": psutil.cpu_count() or 1,
+        "cores_usable": min(len(_affinity()), math.ceil(quota) if quota else sys.maxsize),
+        "memory_bytes": round(min(psutil.virtual_memory().total, *limits) / 2**26) * 2**26,
+        "numa_nodes": len(list(Path("/sys/devices/system/node").glob("node[0-9]*"))) or 1,
+        "os": system,
+        "kernel": platform.release(),
+        "gpus": [dict(gpu) for gpu in _gpus(os.environ.get("CUDA_VISIBLE_DEVICES"))],
+    }
+
+
+def machine_id(machine: Mapping[str, Any]) -> str:
+    """Twelve hex digits of the hardware that :func:`describe` found. The system is software and stays out."""
+    hardware = {key: value for key, value in machine.items() if key not in ("os", "kernel")}
+    return hashlib.sha256(json.dumps(hardware, sort_keys=True).encode()).hexdigest()[:12]
+
+
+def software() -> dict[str, str | None]:
+    """Versions of what the speed depends on, None where it is not installed. Imports none of it."""
+    torch_build = _torch_build()
+    cuda = torch_build.get("cuda")
+    packages = ("torchvision", "torchdata", "triton", "numpy", "perftrain")
+    driver = re.search(r"\s(\d+\.\d+(\.\d+)?)\s", _text(Path("/proc/driver/nvidia/version")))
+    return {
+        "python": platform.python_version(),
+        "torch": torch_build.get("__version__"),
+        **{name: _version(name) for name in packages},
+        "cuda": cuda,
+        "cudnn": _version(f"nvidia-cudnn-cu{cuda.partition('.')[0]}") if cuda else None,
+        "hip": torch_build.get("hip"),
+        "nvidia_driver": driver[1] if driver else None,
+    }
+
+
+def settings() -> dict[str, Any]:
+    """What shapes the speed of a process that starts now: variables, CPU affinity, huge pages, CPU frequency governor."""
+    variables = {k: v for k, v in sorted(os.environ.items()) if _SHAPES_SPEED.match(k) and not _NOT_ABOUT_SPEED.match(k)}
+    return {
+        "environment": variables,
+        "affinity": _affinity(),
+        "huge_pages": _huge_pages(),
+        "governor": _text(Path(f"/sys/devices/system/cpu/cpu{_affinity()[0]}/cpufreq/scaling_governor")) or None,
+    }
+
+
+def limits() -> list[dict[str, str]]:
+    """What cannot run here, or not well: ``what``, ``why``, and ``remedy`` (what to do or type), in words."""
+    machine = describe()
+    compiler = os.environ.get("CXX") or ("clang++" if sys.platform == "darwin" else "g++")
+    shm_bytes = shutil.disk_usage("/dev/shm").total if Path("/dev/shm").is_dir() else None
+    thp = "/sys/kernel/mm/transparent_hugepage/enabled"
+    slow_bf16 = not machine["gpus"] and not _FAST_BF16 & set(machine["cpu_features"])
+    no_dali = not any(_version(f"nvidia-dali-cuda{cuda}") for cuda in (110, 120, 130))
+    small_shm = shm_bytes is not None and shm_bytes < 2**30
+    spawns = "fork" not in multiprocessing.get_all_start_methods()
+    shm = f"/dev/shm, through which batches travel, has {(shm_bytes or 0) // 2**20} MiB"
+    torchvision = _version("torchvision")
+    table = [
+        (not machine["gpus"], "switches that need a GPU do not run", _why_no_gpu(), "use a machine with a GPU"),
+        (not shutil.which(compiler.split()[0]), "+opt=compile does not run", f"no {compiler} on PATH", "install g++, or set CXX"),
+        (_huge_pages() in (None, "never"), "malloc gets no huge pages: timings scatter", f"see {thp}", f"echo madvise > {thp}"),
+        (spawns, "loader workers start slowly", "this system has no fork", "set persistent_workers=True"),
+        (small_shm, "loader workers may die of a bus error", shm, "docker run --shm-size=8g ..."),
+        (slow_bf16, "bfloat16 is hardly faster", "no AMX, AVX512_BF16 or ARM bf16 in this processor", "stay with float32"),
+        (
+            not can_reset("cpu"),
+            "peak memory counts from the start",
+            "/proc/self/clear_refs is locked",
+            "use fresh processes",
+        ),
+        (no_dali, "+opt=dali does not run", "DALI is not installed", "pip install 'perftrain[dali]'"),
+        (not torchvision, "recipe=photos does not run", "torchvision is not installed", "pip install 'perftrain[recipes]'"),
+    ]
+    return [{"what": what, "why": why, "remedy": remedy} for here, what, why, remedy in table if here]
+
+
+def _why_no_gpu() -> str:
+    build = _torch_build()
+    if not (build.get("cuda") or build.get("hip")):
+        return f"PyTorch {build.get('__version__')} is built without CUDA"
+    if not _has_gpu_files():
+        return "no GPU: neither /dev/nvidia* nor /dev/kfd exists"
+    visible = os.environ.get("CUDA_VISIBLE_DEVICES")
+    return f"there is a GPU, but PyTorch finds none: is the driver too old, or hidden by CUDA_VISIBLE_DEVICES={visible}?"
+
+
+def _text(file: Path) -> str:
+    """The content without white space at its ends; empty where the file is missing or locked."""
+    try:
+        return file.read_text().strip()
+    except OSError:
+        return ""
+
+
+def _cpu_info(key: str) -> str:
+    match = re.search(rf"^{key}\s*:\s*(.*)$", _text(Path("/proc/cpuinfo")), re.MULTILINE)
+    return match[1] if match else ""
+
+
+def _affinity() -> list[int]:
+    return sorted(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else list(range(os.cpu_count() or 1))
+
+
+def _huge_pages() -> str | None:
+    mode = re.search(r"\[(\w+)\]", _text(Path("/sys/kernel/mm/transparent_hugepage/enabled")))
+    return mode[1] if mode else None
+
+
+def _version(package: str) -> str | None:
+    try:
+        return importlib.metadata.version(package)
+    except importlib.metadata.PackageNotFoundError:
+        return None
+
+
+def _torch_build() -> dict[str, str]:
+    """``__version__``, ``cuda``, ``hip`` of the installed torch, read from its version.py: the metadata leave out ``+cu130``."""
+    spec = importlib.util.find_spec("torch")
+    source = _text(Path(spec.origin).with_name("version.py")) if spec and spec.origin else ""
+    return dict(re.findall(r"^(\w+)(?:: [^=]+)? = '([^']*)'$", source, re.MULTILINE))
+
+
+def _cgroup_files(controller: str, v1: str, v2: str) -> Iterator[Path]:
+    """The limit files of this process's control group and of every group above it: the tightest one rules."""
+    for line in _text(Path("/proc/self/cgroup")).splitlines():
+        _, controllers, group = line.split(":", 2)
+        if controller in controllers.split(",") or not controllers:
+            base = Path("/sys/fs/cgroup") / (controller if controllers else "")
+            folder = base / group.lstrip("/")
+            yield from (f / (v1 if controllers else v2) for f in (folder, *folder.parents) if f.is_relative_to(base))
+
+
+def _cpu_quota() -> float | None:
+    """Cores' worth of time that a container may use, where it is limited."""
+    quotas = []
+    for file in _cgroup_files("cpu", "cpu.cfs_quota_us", "cpu.max"):
+        quota, _, period = _text(file).partition(" ")
+        period = period or _text(file.with_name("cpu.cfs_period_us"))
+        if quota.isdigit() and period.isdigit():
+            quotas.append(int(quota) / int(period))
+    return min(quotas, default=None)
+
+
+def _has_gpu_files() -> bool:
+    return (
+        any(Path("/dev").glob("nvidia[0-9]*"))
+        or Path("/dev/kfd").exists()
+        or Path("/dev/dxg").exists()
+        or sys.platform == "win32"
+    )
+
+
+_ASK_TORCH = """
+import json, torch
+found = [torch.cuda.get_device_properties(i) for i in range(torch.cuda.device_count())]
+print(json.dumps([{"name": p.name, "memory_bytes": p.total_memory, "capability": f"{p.major}.{p.minor}"} for p in found]))
+"""
+
+
+@cache
+def _gpus(visible: str | None) -> tuple[Mapping[str, Any], ...]:
+    """A process of its own asks torch: right about MIG slices, ROCm and CUDA_VISIBLE_DEVICES, and no CUDA context is left here.
+
+    Takes seconds, therefore once per value of CUDA_VISIBLE_DEVICES, and only where there may be a GPU that torch can use.
+    """
+    build = _torch_build()
+    if not ((build.get("cuda") or build.get("hip")) and _has_gpu_files()):
+        return ()
+    try:
+        asked = subprocess.run([sys.executable, "-c", _ASK_TORCH], capture_output=True, text=True, timeout=120, check=True)
+        return tuple(json.loads(asked.stdout.splitlines()[-1]))
+    except (OSError, subprocess.SubprocessError, ValueError, IndexError):
+        return ()
+
+
+# --- what it can do at most ---
+Peak = dict[str, float]
+"""``{"amount": ..., "seconds": ...}``: FLOP or bytes, and the time they took."""
+
+_SIZES = {"cpu": (256, 512, 1024, 2048, 4096), "cuda": (1024, 2048, 4096, 8192, 16384)}
+_COPY_BYTES = {"cpu": 2**28, "cuda": 2**30}  # far more than the caches that one process gets hold of
+_BLOCK_S = 2e-3  # long beside the clock's resolution and a synchronization
+_NONSENSE_PER_S = 1e17  # 100 PFLOP/s, or 100 PB/s
+
+
+def peaks(device: str = "cpu", budget_s: float = 2.0) -> dict[str, dict[str, Peak]]:
+    """The machine's measured best, with the threads that torch has now; takes about ``budget_s`` seconds.
+
+    ``matmul``: FLOP by dtype, best over sizes: ``float32`` (full precision), ``bfloat16``, ``float16``, and where they change a
+    float32 product here: ``tf32``, ``float32_as_bf16`` (the fp32_precision settings, restored afterwards).
+    ``copy``: bytes; ``memory`` (bytes read plus bytes written), and on CUDA ``host_to_device``, ``device_to_host`` (pinned).
+    Raises PerftrainError on other devices than cpu and cuda, and where a rate cannot be true.
+    """
+    import torch
+
+    where = torch.device(device)
+    if where.type not in _SIZES:
+        raise PerftrainError(f"Peaks are measured on cpu and cuda. Seen: {device}. Choose one of these.")
+    cases = {"float32": (torch.float32, "ieee"), "bfloat16": (torch.bfloat16, "ieee"), "float16": (torch.float16, "ieee")}
+    backend: Any = torch.backends.mkldnn if where.type == "cpu" else torch.backends.cuda
+    float32 = backend.matmul
+    before = float32.fp32_precision
+    try:
+        for name, mode in (("tf32", "tf32"), ("float32_as_bf16", "bf16"))[: 2 if where.type == "cpu" else 1]:
+            if _changes_products(float32, mode, where):
+                cases[name] = (torch.float32, mode)
+        slice_s = budget_s / (len(cases) + (1 if where.type == "cpu" else 3))
+        matmul: dict[str, Peak] = {}
+        for name, (dtype, mode) in cases.items():
+            float32.fp32_precision = mode
+            matmul[name] = _believable(f"matmul in {name}", _best_matmul(dtype, where, slice_s))
+    finally:
+        float32.fp32_precision = before
+    copies = {name: _believable(f"copy {name}", peak) for name, peak in _copies(where, slice_s)}
+    return {"matmul": matmul, "copy": copies}
+
+
+def _believable(what: str, peak: Peak) -> Peak:
+    amount, seconds = peak["amount"], peak["seconds"]
+    if not (amount > 0 and seconds > 0 and amount / seconds <= _NONSENSE_PER_S):
+        raise PerftrainError(
+            f"A peak is above zero and below {_NONSENSE_PER_S:.0e} a second. Seen for {what}: {amount:g} in {seconds:g} s. "
+            "The clock or the device's synchronization is broken: measure again, or report this machine."
+        )
+    return peak
+
+
+def _changes_products(float32: Any, mode: str, where: torch.device) -> bool:
+    """Whether an fp32_precision does anything on this machine: it is accepted, and other bits come out."""
+    import torch
+
+    left, right = torch.randn(2, 256, 256, device=where)
+    float32.fp32_precision = "ieee"
+    exact = left @ right
+    float32.fp32_precision = mode
+    return not torch.equal(exact, left @ right)
+
+
+def _best_matmul(dtype: torch.dtype, where: torch.device, budget_s: float) -> Peak:
+    import torch
+
+    best: Peak = {}
+    end = perf_counter() + budget_s
+    for size in _SIZES[where.type]:
+        flop = 2.0 * size**3
+        if best and 3 * flop * best["seconds"] / best["amount"] > end - perf_counter():
+            break  # the next size does not fit the budget
+        try:
+            left, right = torch.randn(2, size, size, device=where).to(dtype)
+            out = torch.empty_like(left)
+        except torch.OutOfMemoryError:
+            break
+        seconds = _fastest_s(lambda a=left, b=right, o=out: torch.mm(a, b, out=o), where, budget_s / len(_SIZES[where.type]))
+        if not best or flop / seconds > best["amount"] / best["seconds"]:
+            best = {"amount": flop, "seconds": seconds}
+    return best
+
+
+def _copies(where: torch.device, slice_s: float) -> Iterator[tuple[str, Peak]]:
+    import torch
+
+    size_bytes = min(_COPY_BYTES[where.type], _free_bytes(where) // 8)
+    here, there = (torch.ones(size_bytes, dtype=torch.uint8, device=where) for _ in range(2))
+    yield "memory", {"amount": 2.0 * size_bytes, "seconds": _fastest_s(lambda: there.copy_(here), where, slice_s)}
+    if where.type == "cuda":
+        size_bytes //= 4
+        here, host = here[:size_bytes], torch.ones(size_bytes, dtype=torch.uint8).pin_memory()
+        for name, to, source in (("host_to_device", here, host), ("device_to_host", host, here)):
+            seconds = _fastest_s(lambda t=to, s=source: t.copy_(s, non_blocking=True), where, slice_s)
+            yield name, {"amount": float(size_bytes), "seconds": seconds}
+
+
+def _free_bytes(where: torch.device) -> int:
+    import torch
+
+    return torch.cuda.mem_get_info(where)[0] if where.type == "cuda" else psutil.virtual_memory().available
+
+
+def _fastest_s(call: Callable[[], object], where: torch.device, budget_s: float) -> float:
+    """Seconds of one call in the fastest block of calls; each block waits for the device."""
+    import torch
+
+    def block_s(calls: int) -> float:
+        began = perf_counter()
+        for _ in range(calls):
+            call()
+        if where.type == "cuda":
+            torch.cuda.synchronize(where)
+        return (perf_counter() - began) / calls
+
+    end = perf_counter() + budget_s
+    block_s(1)  # warm-up: libraries load, pages and kernels are prepared
+    calls = math.ceil(_BLOCK_S / block_s(1))
+    best = block_s(calls)
+    while perf_counter() < end:
+        best = min(best, block_s(calls))
+    return best
