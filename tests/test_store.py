@@ -257,7 +257,8 @@ def test_writers_killed_at_random_leave_nothing_to_trip_over(tmp_path: Path) -> 
 def test_leftovers_of_dead_writers_are_swept_when_old(tmp_path: Path) -> None:
     for name, age_s in (("old", 7200), ("young", 0)):
         (tmp_path / f".saving-{name}").mkdir()
-        os.utime(tmp_path / f".saving-{name}", (time.time() - age_s,) * 2)
+        then = time.time() - age_s
+        os.utime(tmp_path / f".saving-{name}", (then, then))
     Store(tmp_path).save(a_run(), [])
     assert visible(tmp_path) == {"run-1", ".saving-young"}
 

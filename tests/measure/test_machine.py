@@ -25,6 +25,11 @@ def rate(peak: dict[str, float]) -> float:
     return peak["amount"] / peak["seconds"]
 
 
+def fp32_precision() -> str:
+    mkldnn: Any = torch.backends.mkldnn
+    return mkldnn.matmul.fp32_precision
+
+
 def in_python(code: str, **variables: str) -> str:
     environment = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[2]), **variables}
     return subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, text=True, check=True).stdout
@@ -159,10 +164,9 @@ def test_limits_are_said_in_words_with_a_remedy(monkeypatch: pytest.MonkeyPatch)
 
 # --- what it can do at most ---
 def test_peaks_are_plausible_and_leave_the_settings_alone() -> None:
-    float32 = torch.backends.mkldnn.matmul
-    before = float32.fp32_precision, torch.get_float32_matmul_precision()
+    before = fp32_precision(), torch.get_float32_matmul_precision()
     found = peaks("cpu", budget_s=1.0)
-    assert (float32.fp32_precision, torch.get_float32_matmul_precision()) == before
+    assert (fp32_precision(), torch.get_float32_matmul_precision()) == before
     assert {"float32", "bfloat16", "float16"} <= set(found["matmul"])
     assert 1e9 < rate(found["matmul"]["float32"]) < 1e14
     assert 1e8 < rate(found["matmul"]["bfloat16"]) < 1e15
@@ -173,10 +177,10 @@ def test_peaks_are_plausible_and_leave_the_settings_alone() -> None:
 
 def test_settings_come_back_when_measuring_fails(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(machine, "_best_matmul", lambda *arguments: {"amount": 1.0, "seconds": 0.0})
-    before = torch.backends.mkldnn.matmul.fp32_precision
+    before = fp32_precision()
     with pytest.raises(PerftrainError, match="matmul in float32"):
         peaks("cpu", budget_s=0.1)
-    assert torch.backends.mkldnn.matmul.fp32_precision == before
+    assert fp32_precision() == before
 
 
 @pytest.mark.parametrize(
