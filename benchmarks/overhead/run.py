@@ -76,8 +76,8 @@ def run_all(names: list[str], processes: int, steps: int) -> tuple[dict[str, lis
     begin, total = time.monotonic(), processes * len(jobs)
     for turn in range(processes):
         for number, (name, is_startup) in enumerate(random.sample(jobs, len(jobs)), turn * len(jobs)):
-            left_s = (time.monotonic() - begin) / number * (total - number) if number else float("nan")
-            print(f"\r{number}/{total} processes, {left_s:.0f} s left: {name:<20}", end="", file=sys.stderr, flush=True)
+            left = f"{(time.monotonic() - begin) / number * (total - number):.0f} s left" if number else "starting"
+            print(f"\r{number}/{total} processes, {left}: {name:<20}", end="", file=sys.stderr, flush=True)
             if name in missing:
                 continue
             try:
@@ -104,6 +104,12 @@ def versions() -> dict[str, str]:
     return {"python": platform.python_version(), **{name: version(name) for name in wanted}}
 
 
+def code_state() -> str:
+    """The commit, and whether the tree differs from it."""
+    said = subprocess.run(["git", "describe", "--always", "--dirty"], cwd=HERE, capture_output=True, text=True, check=False)
+    return said.stdout.strip() or "not under git"
+
+
 def arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
     parser.add_argument("--processes", type=int, default=5, help="fresh processes of each arm (default 5)")
@@ -126,7 +132,8 @@ def main() -> None:
         "schema": 1,
         "machine": f"{cpu_model()}, {os.cpu_count()} CPUs, {platform.system()} {platform.release()}",
         "versions": versions(),
-        "command": "python benchmarks/overhead/run.py " + " ".join(sys.argv[1:]),
+        "code": code_state(),
+        "command": " ".join(["python benchmarks/overhead/run.py", *sys.argv[1:]]),
         "environment": WORKER_ENVIRONMENT,
         "started": f"{started:%Y-%m-%d %H:%M}",
         "seconds": time.monotonic() - begin,

@@ -22,8 +22,11 @@ class Figure:
     high: float
     processes: int
 
-    def __str__(self) -> str:
-        return f"{self.median:+.1f} [{self.low:+.1f}, {self.high:+.1f}]"
+    def text(self, number: str) -> str:
+        """``number`` is a format such as ``+.1f``. Fewer than three processes give no interval."""
+        if self.processes < 3:
+            return f"{self.median:{number}}"
+        return f"{self.median:{number}} [{self.low:{number}}, {self.high:{number}}]"
 
 
 def figure(values: Sequence[float]) -> Figure:
@@ -68,7 +71,7 @@ def arm_summary(name: str, rows: Sequence[dict[str, Any]]) -> dict[str, Any]:
         "raw_us": raw_us,
         "overhead_share": overhead.median / raw_us,
         "check": check(rows),
-        "text": str(overhead),
+        "text": overhead.text("+.1f"),
     }
 
 
@@ -99,6 +102,7 @@ def markdown(report: dict[str, Any]) -> str:
         "",
         f"- machine: {report['machine']}",
         f"- versions: {', '.join(f'{name} {version}' for name, version in report['versions'].items())}",
+        f"- code: {report['code']}",
         f"- command: `{report['command']}`",
         f"- started {report['started']} UTC, took {report['seconds']:.0f} s; load average {report['load_before']:.2f} before, "
         f"{report['load_after']:.2f} after (this benchmark keeps one CPU busy)",
@@ -134,6 +138,6 @@ def startup_table(startup: dict[str, Any]) -> list[str]:
     labels = {"raw_s": "raw loop", "perftrain_s": "perftrain Trainer", "over_raw_s": "perftrain over raw, same round"}
     lines = ["| | s [95 %] | processes |", "|--|--:|--:|"]
     for key, label in labels.items():
-        seen = startup[key]
-        lines.append(f"| {label} | {seen['median']:.2f} [{seen['low']:.2f}, {seen['high']:.2f}] | {seen['processes']} |")
+        seen = Figure(**startup[key])
+        lines.append(f"| {label} | {seen.text('.2f')} | {seen.processes} |")
     return lines
