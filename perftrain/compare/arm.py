@@ -6,7 +6,6 @@ settings are off, and its loader workers are stopped, so that nobody prefetches 
 
 from __future__ import annotations
 
-import gc
 import multiprocessing
 import os
 import random
@@ -47,7 +46,7 @@ class Arm:
         with process_settings(switches):
             seed_everything(seed)
             self.workload: Workload = recipe.build(seed)
-            wrap = (lambda dataset: Keyed(dataset, seed)) if keyed else None
+            wrap = (lambda dataset: Keyed(dataset, seed) if hasattr(dataset, "__getitem__") else dataset) if keyed else None
             self.run: Run = assemble(self.workload, switches, device, wrap)
             self.random = RandomState()
         self._own_children(before)
@@ -105,9 +104,6 @@ class Arm:
         self._signal(signal.SIGCONT)
         self.run.batches.close()  # type: ignore[attr-defined]
         del self.run, self.workload
-        gc.collect()
-        if self.device.type == "cuda":
-            torch.cuda.empty_cache()
 
 
 def scatter_heap(rng: random.Random) -> list[torch.Tensor]:

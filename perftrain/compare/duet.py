@@ -11,14 +11,14 @@ from __future__ import annotations
 import math
 import random
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack
 from dataclasses import dataclass, field
 from typing import Any
 
 from perftrain.compare.channel import Worker, WorkerFailed
 from perftrain.facts import ArmSummary, StepBreakdown
-from perftrain.measure.statistics import Estimate, estimate, usual
+from perftrain.measure.statistics import Estimate, estimate
 
 BASELINE, VARIANT = "baseline", "variant"
 
@@ -38,9 +38,11 @@ class Protocol:
     processes: int = 3
     """Fresh processes (or pairs) at least."""
     block_s: float = 0.12
-    """Seconds of one turn."""
+    """Seconds of one turn (three steps at least)."""
+    max_cycles: int = 8
+    """ABBA cycles of one round at most."""
     stabilize: bool = True
-    """Put both arms on huge pages, which scatters less, where the machine has them and no switch is about them."""
+    """Settings of malloc for both arms that scatter less (see benchmarks/measuring), where no switch is about them."""
     parity_steps: int = 30
     parity_seeds: int = 3
     seed: int = 0
@@ -153,18 +155,28 @@ class _Group:
         hosts = list(dict.fromkeys(workers.values()))
         for host in hosts:
             host.call("scatter", seed=self.rng.randrange(1 << 30))
+        begin = time.monotonic()
         steps = {arm: self._steps(self._call(workers, arm, "build", seed=seed)["step_s"]) for arm in order}
+        setup_s = time.monotonic() - begin
         seconds: dict[str, list[float]] = {BASELINE: [], VARIANT: []}
-        for arm in [*order, *reversed(order)]:
+        for arm in self._turns(order, setup_s):
             block = self._call(workers, arm, "block", steps=steps[arm])
-            seconds[arm].append(usual(block.pop("step_s")))
+            seconds[arm].append(block["seconds"] / block["steps"])
             self.timing.facts[arm].append(block)
         for host in hosts:
             host.call("drop")
         return math.log(sum(seconds[BASELINE]) / sum(seconds[VARIANT]))
 
+    def _turns(self, order: list[str], setup_s: float) -> Iterator[str]:
+        """ABBA again and again, until measuring has taken longer than building did (it costs what it costs)."""
+        begin = time.monotonic()
+        for _ in range(self.protocol.max_cycles):
+            yield from [*order, *reversed(order)]
+            if time.monotonic() - begin > 1.5 * setup_s:
+                return
+
     def _steps(self, step_s: float) -> int:
-        return max(2, min(5000, round(self.protocol.block_s / step_s)))
+        return max(3, min(5000, round(self.protocol.block_s / step_s)))
 
     def _call(self, workers: Mapping[str, Worker], arm: str, do: str, **arguments: Any) -> dict[str, Any]:
         try:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import inspect
 import os
+import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -53,9 +54,9 @@ class Job:
         extra = environment(switches)
         both: dict[str, str] = {"PYTHONHASHSEED": "0"}
         notes: tuple[str, ...] = ()
-        if self.protocol.stabilize and self.device == "cpu" and "GLIBC_TUNABLES" not in extra and not why_no_huge_pages():
-            both["GLIBC_TUNABLES"] = with_tunable(os.environ.get("GLIBC_TUNABLES", ""))
-            notes = ("both arms timed on huge pages, which scatters less (measure.stabilize=false to switch off)",)
+        if self.protocol.stabilize and self.device == "cpu" and "GLIBC_TUNABLES" not in extra and sys.platform.startswith("linux"):
+            both["GLIBC_TUNABLES"] = steady_malloc(os.environ.get("GLIBC_TUNABLES", ""))
+            notes = (f"both arms timed with GLIBC_TUNABLES={both['GLIBC_TUNABLES']}, which scatters less (measure.stabilize=false: without)",)
         return {BASELINE: both, VARIANT: {**both, **extra}}, notes
 
     def workload(self) -> dict[str, Any]:
@@ -78,6 +79,16 @@ class Job:
             "settings": machine.settings(),
             "code": code_state(self.recipe),
         }
+
+
+def steady_malloc(existing: str) -> str:
+    """Tunables under which malloc keeps what it has and, where the kernel allows it, asks for huge pages.
+
+    Memory that goes back to the kernel after every step comes back with page faults, in bursts of a second: that was most of
+    the scatter between steps and between rounds (benchmarks/measuring/results).
+    """
+    kept = ":".join(filter(None, [existing, f"glibc.malloc.mmap_threshold={1 << 32}", f"glibc.malloc.trim_threshold={1 << 32}"]))
+    return kept if why_no_huge_pages() else with_tunable(kept)
 
 
 def find_device(wanted: str) -> str:

@@ -7,6 +7,7 @@ kernel kills it when its parent dies.
 
 from __future__ import annotations
 
+import gc
 import json
 import os
 import random
@@ -58,13 +59,16 @@ class Host:
     def block(self, arm: str, steps: int) -> dict[str, Any]:
         """Train ``steps`` steps after one that only brings the caches back."""
         rows = self.arms[arm].steps(steps + 1)[1:]
-        return {"step_s": [row.step_s for row in rows], **block_facts(rows)}
+        return block_facts(rows)
 
     def drop(self) -> dict[str, Any]:
         for arm in self.arms.values():
             arm.drop()
         self.arms.clear()
         self.heap.clear()
+        gc.collect()  # modules and optimizers are cycles; without this their memory would stay
+        if self.device.type == "cuda":
+            torch.cuda.empty_cache()
         return {}
 
     def parity(self, arm: str, seed: int, steps: int) -> dict[str, Any]:
@@ -132,6 +136,7 @@ def block_facts(rows: Sequence[StepRow]) -> dict[str, Any]:
     names = dict.fromkeys(name for row in rows for name in row.phase_s)
     return {
         "phase_s": {name: sum(row.phase_s.get(name, 0.0) for row in rows) for name in names},
+        "seconds": sum(row.step_s for row in rows),
         "steps": len(rows),
         "samples": sum(row.samples for row in rows),
         "loss": rows[-1].loss,

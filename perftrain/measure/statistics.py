@@ -7,7 +7,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
-from scipy import stats
 
 
 def warmup_cut(step_s: Sequence[float]) -> int:
@@ -25,15 +24,6 @@ def warmup_cut(step_s: Sequence[float]) -> int:
     half = count // 2
     scores = [values[cut:].var() / (count - cut) for cut in range(half + 1)]
     return max(1, int(np.argmin(scores)))
-
-
-def usual(step_s: Sequence[float]) -> float:
-    """Seconds of a usual step of a block: the mean with the slowest and fastest tenth left out.
-
-    A mean, because what happens every few steps (an epoch's end, a collection) belongs to the program; trimmed, because one
-    interruption by another program does not.
-    """
-    return float(stats.trim_mean(np.asarray(step_s, dtype=float), 0.1))
 
 
 @dataclass(frozen=True)
@@ -64,6 +54,8 @@ def estimate(groups: Sequence[Sequence[float]], floor: float = 0.0, confidence: 
     Raises:
         ValueError: fewer than two rounds.
     """
+    from scipy import stats  # half a second to import, and a training loop does not need it
+
     groups = [g for g in groups if len(g)]
     count = sum(len(g) for g in groups)
     if count < 2:
@@ -98,6 +90,8 @@ def _within(groups: Sequence[Sequence[float]]) -> tuple[float, int, float]:
 
     Deviations from the groups' own trimmed means are pooled and winsorised together, so that small groups count too.
     """
+    from scipy import stats
+
     deviations = np.concatenate([np.asarray(g, dtype=float) - stats.trim_mean(g, 0.2) for g in groups])
     count = len(deviations)
     cut = int(0.2 * count)

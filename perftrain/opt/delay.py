@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, replace
-from statistics import median
+from functools import partial
 from time import perf_counter
 from typing import Any, ClassVar
 
@@ -47,53 +46,49 @@ class Delay(Switch):
         return Gain(1 / (1 + self.fraction), 1 / (1 + self.fraction), f"it adds {self.fraction:.0%} to every step")
 
     def loader(self, options: LoaderOptions) -> LoaderOptions:
-        return replace(options, wrap=(*options.wrap, _DelayedLoader.with_(self.fraction))) if self.phase == "data" else options
+        return replace(options, wrap=(*options.wrap, partial(_DelayedLoader, fraction=self.fraction))) if self.phase == "data" else options
 
     def step(self, functions: StepFunctions) -> StepFunctions:
         if self.phase == "data":
             return functions
         device = next(functions.model.parameters()).device
-        wait = _Waiter(self.fraction, _device_sleep() if device.type == "cuda" else _spin)
         name = {"forward": "forward", "backward": "backward", "optimizer": "optimizer_step"}[self.phase]
-        inner: Callable[..., Any] = getattr(functions, name)
-
-        def delayed(*arguments: Any) -> Any:
-            result = inner(*arguments)
-            wait()
-            return result
-
-        return replace(functions, **{name: delayed})
+        wait = delayed(getattr(functions, name), self.fraction, _device_sleep() if device.type == "cuda" else _spin)
+        return replace(functions, **{name: wait})
 
 
-class _Waiter:
-    """Waits for a fraction of the time since its last wait ended: that is the step's own time, without the delay.
+def delayed(inner: Callable[..., Any], fraction: float, wait_until: Callable[[float, float], None]) -> Callable[..., Any]:
+    """``inner``, then a wait for ``fraction`` of the time since the last wait ended: the step's own time, without the delay.
 
-    A pause of the whole program (another arm's turn) is no step: it counts as a usual one.
+    What the waiting itself costs counts as part of the wait; it is all in one function because each further one would cost
+    microseconds that are not in the fraction. A pause of the whole program (another arm's turn) is no step: it counts as a
+    usual one.
     """
+    last = usual_s = 0.0
 
-    def __init__(self, fraction: float, sleep: Callable[[float], None]) -> None:
-        self.fraction = fraction
-        self.sleep = sleep
-        self.recent: deque[float] = deque(maxlen=15)
-        self.last: float | None = None
-
-    def __call__(self) -> None:
+    def call(*arguments: Any) -> Any:
+        nonlocal last, usual_s
+        result = inner(*arguments)
         begin = perf_counter()
-        if self.last is not None:
-            own_s = begin - self.last
-            usual_s = median(self.recent) if self.recent else own_s
-            self.recent.append(own_s)
-            self.sleep(self.fraction * (own_s if own_s < 3 * usual_s else usual_s))
-        self.last = perf_counter()
+        if last:
+            own_s = begin - last
+            if usual_s and own_s > 3 * usual_s:
+                own_s = usual_s
+            usual_s += (own_s - usual_s) * (0.1 if usual_s else 1.0)
+            wait_until(begin, fraction * own_s)
+        last = perf_counter()
+        return result
+
+    return call
 
 
-def _spin(seconds: float) -> None:
-    until = perf_counter() + seconds
+def _spin(begin: float, seconds: float) -> None:
+    until = begin + seconds
     while perf_counter() < until:
         pass
 
 
-def _device_sleep() -> Callable[[float], None]:
+def _device_sleep() -> Callable[[float, float], None]:
     """Keeps the CUDA device busy for so many seconds, in the stream's order, calibrated once."""
     cycles = 50_000_000
     torch.cuda._sleep(1_000_000)
@@ -103,7 +98,7 @@ def _device_sleep() -> Callable[[float], None]:
     after.record()
     after.synchronize()
     cycles_per_s = cycles / (before.elapsed_time(after) * 1e-3)
-    return lambda seconds: torch.cuda._sleep(int(seconds * cycles_per_s))
+    return lambda _begin, seconds: torch.cuda._sleep(int(seconds * cycles_per_s))
 
 
 class _DelayedLoader:
@@ -111,11 +106,7 @@ class _DelayedLoader:
 
     def __init__(self, loader: Iterable[Batch], fraction: float) -> None:
         self.loader = loader
-        self.wait = _Waiter(fraction, _spin)
-
-    @staticmethod
-    def with_(fraction: float) -> Callable[[Iterable[Batch]], Iterable[Batch]]:
-        return lambda loader: _DelayedLoader(loader, fraction)
+        self.fraction = fraction
 
     def __len__(self) -> int:
         return len(self.loader)  # type: ignore[arg-type]
@@ -124,6 +115,11 @@ class _DelayedLoader:
         return getattr(self.loader, name)
 
     def __iter__(self) -> Iterator[Batch]:
-        for batch in self.loader:
-            self.wait()
+        following = delayed(lambda: next(batches), self.fraction, _spin)
+        batches = iter(self.loader)
+        while True:
+            try:
+                batch = following()
+            except StopIteration:
+                return
             yield batch
