@@ -1,0 +1,163 @@
+"""The command line's words: verbs, the few flags that every verb takes, Hydra overrides, and what to say of mistakes."""
+
+from __future__ import annotations
+
+import difflib
+import importlib.util
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from perftrain.facts import PerftrainError
+
+VERBS = ("try", "runs", "doctor", "opts")
+LATER = {"diagnose": "diagnosing", "tune": "tuning", "scale": "scaling studies", "report": "HTML reports", "gate": "the CI gate"}
+FLAGS = {"--json": "json", "--budget": "measure.budget_s", "--runs": "runs"}
+
+HELP = """\
+perftrain: every speed optimization of a PyTorch training is a switch, and every switch gets a measured verdict.
+
+  python -m perftrain                                 train the default recipe, record its baseline, say where the time goes
+  python -m perftrain +opt=amp                        the same with one switch: faster, slower, or no difference?
+  python -m perftrain +opt=[amp,channels_last]        a bundle (its parts cannot be told apart)
+  python -m perftrain -m +opt=amp,tf32,compile        a sweep: one verdict each, then a ranking; goes on where it was stopped
+  perftrain try amp,channels_last [overrides]         the same verdict as a verb
+  perftrain opts                                      the switches, and which of them run here
+  perftrain runs                                      what is recorded
+  perftrain doctor                                    this machine: versions, devices, measured peaks, what cannot run
+
+Overrides (Hydra): recipe=photos|digits   recipe.data.root=/my/imagefolder   recipe.batch_size=64   recipe.steps=200
+                   opt.amp.dtype=float16   device=cpu   measure.resolution=0.01   (--cfg job shows them all)
+Flags of every verb: --json FILE (the same facts as printed)   --budget SECONDS (timing of one comparison; 60)   --runs DIR
+Exit codes: 0 done, 1 the program under test failed, 2 usage error, 130 or 143 stopped.
+"""
+
+
+@dataclass(frozen=True)
+class Line:
+    """A command line, sorted out."""
+
+    verb: str
+    """Empty: train and measure."""
+    overrides: tuple[str, ...]
+    multirun: bool = False
+    hydra_flags: tuple[str, ...] = ()
+    """What only Hydra understands (``--cfg job``); it then answers alone."""
+    flags: dict[str, str] = field(default_factory=dict)
+
+
+def sort_out(arguments: Sequence[str]) -> Line:
+    """Verb, flags and overrides of a command line.
+
+    Raises:
+        PerftrainError: an unknown verb, a flag without its value, a budget that is no number.
+    """
+    rest, flags = _take_flags(list(arguments))
+    verb = rest.pop(0) if rest and not rest[0].startswith("-") and "=" not in rest[0] else ""
+    if verb in LATER:
+        raise PerftrainError(f"{LATER[verb].capitalize()} is not in this version of perftrain. It has: {', '.join(VERBS)}; see perftrain --help.")
+    if verb and verb not in VERBS:
+        near = difflib.get_close_matches(verb, VERBS, 1, 0.4)
+        hint = f" Did you mean {near[0]!r}?" if near else ""
+        raise PerftrainError(f"A verb is one of {', '.join(VERBS)}, or none to train; {verb!r} is neither that nor an override (key=value).{hint}")
+    if verb == "try":
+        if not rest or rest[0].startswith("-") or "=" in rest[0]:
+            raise PerftrainError("try needs the names of switches: perftrain try amp,channels_last [overrides].")
+        rest[0] = f"+opt=[{rest[0]}]"
+    multirun = any(a in ("-m", "--multirun") for a in rest)
+    rest = [a for a in rest if a not in ("-m", "--multirun")]
+    overrides = [a for a in rest if "=" in a and not a.startswith("-") or a.startswith("~")]
+    hydra_flags = tuple(a for a in rest if a not in overrides)
+    return Line(verb, tuple(overrides), multirun, hydra_flags, flags)
+
+
+def _take_flags(arguments: list[str]) -> tuple[list[str], dict[str, str]]:
+    rest: list[str] = []
+    flags: dict[str, str] = {}
+    while arguments:
+        name, equals, value = arguments.pop(0).partition("=")
+        if name not in FLAGS:
+            rest.append(name + equals + value)
+            continue
+        if not equals:
+            if not arguments:
+                raise PerftrainError(f"{name} needs a value: {name} {'60' if name == '--budget' else 'PATH'}.")
+            value = arguments.pop(0)
+        flags[name] = value
+    if "--budget" in flags:
+        try:
+            enough = float(flags["--budget"]) >= 1
+        except ValueError:
+            enough = False
+        if not enough:
+            raise PerftrainError(f"--budget is a number of seconds, 1 or more; it was {flags['--budget']!r}. Try --budget 60.")
+    return rest, flags
+
+
+def as_overrides(line: Line) -> list[str]:
+    """The line's overrides with the flags among them."""
+    return [*line.overrides, *(f"{FLAGS[name]}={_quoted(value)}" for name, value in line.flags.items())]
+
+
+def _quoted(value: str) -> str:
+    escaped = value.replace("\\", "\\\\").replace("'", "\\'")
+    return f"'{escaped}'" if not value.replace(".", "").isdigit() else value
+
+
+def config_dir() -> str:
+    """Where the configs lie: beside the installed packages, or in the repository."""
+    spec = importlib.util.find_spec("perftrain_configs")
+    if spec is None or spec.origin is None:
+        raise PerftrainError("The package perftrain_configs is missing: perftrain is not installed. Try: pip install -e .")
+    return str(Path(spec.origin).parent)
+
+
+def check(line: Line) -> list[Any]:
+    """Compose every configuration that the line asks for.
+
+    Raises:
+        PerftrainError: a name or key that does not exist (with the nearest ones), or an override that cannot be read.
+    """
+    from hydra import compose, initialize_config_dir
+    from hydra.errors import HydraException
+
+    composed = []
+    for overrides in _combinations(as_overrides(line), line.multirun):
+        try:
+            with initialize_config_dir(config_dir(), version_base="1.3"):
+                composed.append(compose("config", overrides))
+        except HydraException as error:
+            raise PerftrainError(explain(error)) from None
+    return composed
+
+
+def _combinations(overrides: list[str], multirun: bool) -> list[list[str]]:
+    from hydra._internal.core_plugins.basic_sweeper import BasicSweeper
+    from hydra.core.override_parser.overrides_parser import OverridesParser
+    from hydra.errors import HydraException
+
+    try:
+        parsed = OverridesParser.create().parse_overrides(overrides)
+        if not multirun:
+            return [overrides]
+        return [list(job) for batch in BasicSweeper.split_arguments(parsed, None) for job in batch]
+    except HydraException as error:
+        raise PerftrainError(explain(error)) from None
+
+
+def explain(error: Exception) -> str:
+    """Hydra's error in one or two lines, with the nearest names."""
+    options = getattr(error, "options", None)
+    missing = getattr(error, "missing_cfg_file", None)
+    if options and missing:
+        group, _, name = str(missing).rpartition("/")
+        near = difflib.get_close_matches(name, options, 3, 0.4)
+        hint = f"Did you mean {' or '.join(near)}? " if near else ""
+        kind = {"opt": "switch", "recipe": "recipe"}.get(group, f"choice for {group}")
+        return f"There is no {kind} {name!r}. {hint}There are: {', '.join(sorted(options))}."
+    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+    if error.__cause__ is not None:
+        lines += [line.strip() for line in str(error.__cause__).splitlines()[:1]]
+    text = " ".join(lines)
+    return f"{text}{'' if text.endswith('.') else '.'} --cfg job shows every key; a group that has no choice yet takes a plus: +opt=amp."
