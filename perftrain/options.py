@@ -29,7 +29,7 @@ perftrain: every speed optimization of a PyTorch training is a switch, and every
 
 Overrides (Hydra): recipe=photos|digits   recipe.data.root=/my/imagefolder   recipe.batch_size=64   recipe.steps=200
                    opt.amp.dtype=float16   device=cpu   measure.resolution=0.01   (--cfg job shows them all)
-Flags of every verb: --json FILE (the same facts as printed)   --budget SECONDS (timing of one comparison; 60)   --runs DIR
+Flags of every verb: --json FILE (the same facts as printed)   --budget SECONDS (timing of one comparison; 45)   --runs DIR
 Exit codes: 0 done, 1 the program under test failed, 2 usage error, 130 or 143 stopped.
 """
 

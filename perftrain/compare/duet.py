@@ -27,7 +27,7 @@ BASELINE, VARIANT = "baseline", "variant"
 class Protocol:
     """How much is measured. Every number stands in configs/measure."""
 
-    budget_s: float = 60.0
+    budget_s: float = 45.0
     """Seconds for the timing of one comparison, starting processes included."""
     resolution: float = 0.015
     """Stop early once an effect of this size would be seen."""
@@ -37,6 +37,8 @@ class Protocol:
     """A difference that may be smaller than this is no difference."""
     processes: int = 3
     """Fresh processes (or pairs) at least."""
+    rounds_per_process: int = 8
+    """Rounds of one process at most, before another process takes over."""
     block_s: float = 0.12
     """Seconds of one turn (three steps at least)."""
     max_cycles: int = 8
@@ -55,6 +57,8 @@ class Timing:
     groups: list[list[float]] = field(default_factory=list)
     """log(baseline step / variant step) of every round, by process."""
     facts: dict[str, list[dict[str, Any]]] = field(default_factory=lambda: {BASELINE: [], VARIANT: []})
+    round_ends_s: list[float] = field(default_factory=list)
+    """When each round ended, in seconds since the start."""
     seconds: float = 0.0
     interrupted: bool = False
 
@@ -103,7 +107,7 @@ def time_arms(
             left_s = protocol.budget_s - (time.monotonic() - begin)
             share_s = left_s / max(1, minimum - len(timing.groups))
             group = _Group(spec, environments, split, protocol, rng, timing)
-            group.run(time.monotonic() + share_s, lambda note: on_progress(time.monotonic() - begin, note))
+            group.run(begin, time.monotonic() + share_s, lambda note: on_progress(time.monotonic() - begin, note))
     except KeyboardInterrupt:
         timing.interrupted = True
     timing.seconds = time.monotonic() - begin
@@ -134,7 +138,8 @@ class _Group:
         self.protocol, self.rng, self.timing = protocol, rng, timing
         self.ratios: list[float] = []
 
-    def run(self, deadline: float, note: Callable[[str], None]) -> None:
+    def run(self, start: float, deadline: float, note: Callable[[str], None]) -> None:
+        self.start = start
         self.timing.groups.append(self.ratios)
         with ExitStack() as stack:
             if self.split:
@@ -143,9 +148,12 @@ class _Group:
                 worker = stack.enter_context(Worker(self.spec, self.environments[BASELINE]))
                 workers = {BASELINE: worker, VARIANT: worker}
             took_s = 0.0
-            while not self.ratios or time.monotonic() + 0.7 * took_s < deadline:
+            while not self.ratios or (
+                len(self.ratios) < self.protocol.rounds_per_process and time.monotonic() + 0.7 * took_s < deadline
+            ):
                 begin = time.monotonic()
                 self.ratios.append(self._round(workers))
+                self.timing.round_ends_s.append(time.monotonic() - self.start)
                 took_s = time.monotonic() - begin
                 note(f"{self.timing.rounds()} rounds in {len(self.timing.groups)} processes")
 

@@ -16,7 +16,7 @@ from perftrain.engine.process import MortalWorker
 from perftrain.facts import PerftrainError
 from perftrain.measure.meter import samples_in
 from perftrain.opt.base import Switch
-from perftrain.opt.seams import Batch, LoaderOptions, Losses, OptimizerOptions, Plan, StepFunctions, Workload
+from perftrain.opt.seams import Batch, LoaderOptions, Losses, OptimizerOptions, Plan, StepFunctions, Workload, nothing
 
 WRAPPERS = ("module.", "_orig_mod.", "_checkpoint_wrapped_module.")
 """What wrappers put into parameter names."""
@@ -116,10 +116,10 @@ def endless(loader: Iterable[Batch]) -> Iterator[Batch]:
         epoch += 1
 
 
-def mover(device: torch.device) -> Callable[[Batch], Batch]:
-    """A function that copies a batch of any structure to ``device``; on the CPU there is nothing to do."""
+def mover(device: torch.device) -> Callable[[Batch], Batch] | None:
+    """A function that copies a batch of any structure to ``device``; None on the CPU, where there is nothing to do."""
     if device.type == "cpu":
-        return lambda batch: batch
+        return None
 
     def move(value: Any) -> Any:
         if isinstance(value, Tensor):
@@ -175,22 +175,14 @@ def plain_step(workload: Workload, model: nn.Module, optimizer: torch.optim.Opti
         scheduler.optimizer = optimizer  # the rebuilt one
     return StepFunctions(
         forward=plain_forward(workload, model),
-        backward=lambda loss: loss.backward(),
+        backward=Tensor.backward,
         clip=nothing if clip_norm is None else lambda: _clip(parameters, clip_norm),
-        optimizer_step=lambda: _step(optimizer),
-        zero_grad=lambda: optimizer.zero_grad(set_to_none=True),
+        optimizer_step=optimizer.step,
+        zero_grad=optimizer.zero_grad,
         schedule=nothing if scheduler is None else scheduler.step,
         optimizer=optimizer,
         model=model,
     )
-
-
-def nothing() -> None:
-    return None
-
-
-def _step(optimizer: torch.optim.Optimizer) -> None:
-    optimizer.step()
 
 
 def _clip(parameters: list[Tensor], clip_norm: float) -> None:

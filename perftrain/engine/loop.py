@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
 from perftrain.measure.meter import Meter
-from perftrain.opt.seams import Batch, StepFunctions
+from perftrain.opt.seams import Batch, StepFunctions, nothing
 
 
 @dataclass
@@ -14,7 +14,8 @@ class Run:
     """A program ready to train: what :func:`perftrain.engine.assemble.assemble` returns."""
 
     batches: Iterator[Batch]
-    to_device: Callable[[Batch], Batch]
+    to_device: Callable[[Batch], Batch] | None
+    """None where batches are where the model is."""
     samples_in: Callable[[Batch], int]
     functions: StepFunctions
     micro_batches: int = 1
@@ -26,25 +27,26 @@ class Run:
 
 def train(run: Run, steps: int, meter: Meter) -> None:
     """Train ``steps`` optimizer steps. Losses stay on the device: nothing here waits for it."""
-    do, lap, batches = run.functions, meter.lap, run.batches
+    do, lap, batches, to_device, samples_in = run.functions, meter.lap, run.batches, run.to_device, run.samples_in
+    forward, backward = do.forward, do.backward
+    update = [call for call in (do.clip, do.optimizer_step, do.zero_grad, do.schedule) if call is not nothing]
     for step in range(steps):
         samples = 0
         for _ in range(run.micro_batches):
             batch = next(batches)
             lap("data_wait")
-            batch = run.to_device(batch)
-            lap("copy")
-            losses = do.forward(batch)
+            if to_device is not None:
+                batch = to_device(batch)
+                lap("copy")
+            losses = forward(batch)
             lap("forward")
-            do.backward(losses["loss"])
+            backward(losses["loss"])
             lap("backward")
-            samples += run.samples_in(batch)
-        do.clip()
-        do.optimizer_step()
-        do.zero_grad()
-        do.schedule()
+            samples += samples_in(batch)
+        for call in update:
+            call()
         lap("optimizer")
-        for phase, call in run.after_step:
-            call(step)
+        for phase, call_after in run.after_step:
+            call_after(step)
             lap(phase)
         meter.end_step(samples, losses)

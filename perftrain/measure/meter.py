@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import math
 from array import array
-from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from time import perf_counter
 from typing import Any, TypeVar
@@ -23,6 +22,7 @@ from perftrain.measure.statistics import warmup_cut
 T = TypeVar("T")
 MAX_PHASES = 16
 REST = PHASES.index("rest")
+_END = "end of step"
 CHECK_EVERY = 64
 """Steps between two looks at the losses; each look waits for the device once."""
 
@@ -44,6 +44,9 @@ class Meter:
             ...
         print(meter.breakdown())
 
+    A lap only notes the clock; marks become rows every ``CHECK_EVERY`` steps, because code that runs between kernels finds
+    the caches cold and costs several times what it costs in a row.
+
     Args:
         device: whose timeline is measured; the CPU if not given.
         stop_on_nan: raise :class:`NotFiniteLoss` within ``CHECK_EVERY`` steps of a loss that is not finite.
@@ -51,92 +54,114 @@ class Meter:
 
     def __init__(self, device: torch.device | str = "cpu", stop_on_nan: bool = False) -> None:
         self.device = torch.device(device)
-        self.names = list(PHASES)
+        self.names = list[str](PHASES)
         self._index = {name: i for i, name in enumerate(PHASES)}
         self._stop_on_nan = stop_on_nan
         self._rows = array("d")
         self._samples = array("q")
-        self._row = [0.0] * MAX_PHASES
-        self._last = perf_counter()
-        self._pending_losses: list[Mapping[str, Tensor] | None] = []
+        self._marks: list[tuple[str, Any]] = []
+        self._before: Any = None
         self._losses: list[dict[str, float] | None] = []
+        self._pending_losses: list[Mapping[str, Tensor] | None] = []
         self._watched: list[Any] = []
-        if self.device.type == "cuda":
-            self._events = _EventLaps(self)
-            self.lap: Callable[[str], None] = self._events.lap
-            self._close: Callable[[], None] = self._events.close_step
-        else:
-            self._events = None
-            self.lap = self._lap
-            self._close = self._close_step
+        self._on_device = self.device.type == "cuda"
+        now = self._event if self._on_device else perf_counter
+        note = self._marks.append
+
+        def lap(phase: str) -> None:
+            """The time since the last lap belongs to ``phase``."""
+            note((phase, now()))
+
+        self.lap: Callable[[str], None] = lap
+        self._now: Callable[[], Any] = now
+        self.start()
 
     # --- the clock ---
     def start(self) -> None:
         """Start the clock of the next step now; time since the last step's end is forgotten."""
-        self._row = [0.0] * MAX_PHASES
-        self._last = perf_counter()
-        if self._events:
-            self._events.start()
+        self._fold(wait=True)
+        self._marks.clear()
+        self._before = self._now()
 
-    def phase_index(self, name: str) -> int:
-        if len(self.names) == MAX_PHASES:
-            raise PerftrainError(f"A meter holds at most {MAX_PHASES} phases; {name!r} would be one more. Use fewer phase names.")
-        self._index[name] = len(self.names)
-        self.names.append(name)
-        return self._index[name]
-
-    def _lap(self, phase: str) -> None:
-        """The time since the last lap belongs to ``phase``."""
-        now = perf_counter()
-        try:
-            self._row[self._index[phase]] += now - self._last
-        except KeyError:
-            self._row[self.phase_index(phase)] += now - self._last
-        self._last = now
-
-    def _close_step(self) -> None:
-        now = perf_counter()
-        row = self._row
-        row[REST] += now - self._last
-        self._last = now
-        self._rows.extend(row)
-        self._row = [0.0] * MAX_PHASES
+    def _event(self) -> torch.cuda.Event:
+        event = torch.cuda.Event(enable_timing=True)
+        event.record(torch.cuda.current_stream(self.device))
+        return event
 
     def end_step(self, samples: int = 0, losses: Mapping[str, Tensor] | None = None) -> None:
         """Close a step in which ``samples`` samples were trained on; what no lap claimed is ``rest``."""
         self._samples.append(samples)
-        self._pending_losses.append({k: v.detach() for k, v in losses.items()} if losses else None)
-        if len(self._pending_losses) >= CHECK_EVERY:
+        if losses is None:
+            self._losses.append(None)
+        elif self._on_device:
+            self._pending_losses.append({name: value.detach() for name, value in losses.items()})
+        else:
+            self._losses.append({name: value.item() for name, value in losses.items()})
+        if len(self._samples) % CHECK_EVERY == 0:
             self._read_losses()
-        self._close()
+            self._fold(wait=False)
+        self._marks.append((_END, self._now()))
+
+    def _fold(self, wait: bool) -> None:
+        """Turn the marks of finished steps into rows. On a device only of those that it has passed, unless told to wait."""
+        ends = [i for i, (phase, _) in enumerate(self._marks) if phase is _END]
+        if self._on_device and ends:
+            if wait:
+                self._marks[ends[-1]][1].synchronize()
+            while ends and not self._marks[ends[-1]][1].query():
+                ends.pop()
+        if not ends:
+            return
+        row = [0.0] * MAX_PHASES
+        before = self._before
+        for phase, mark in self._marks[: ends[-1] + 1]:
+            seconds = before.elapsed_time(mark) * 1e-3 if self._on_device else mark - before
+            before = mark
+            if phase is _END:
+                row[REST] += seconds
+                self._rows.extend(row)
+                row = [0.0] * MAX_PHASES
+            else:
+                row[self._phase_index(phase)] += seconds
+        self._before = before
+        del self._marks[: ends[-1] + 1]
+
+    def _phase_index(self, name: str) -> int:
+        index = self._index.get(name)
+        if index is None:
+            if len(self.names) == MAX_PHASES:
+                raise PerftrainError(f"A meter holds at most {MAX_PHASES} phases; {name!r} would be one more. Use fewer names.")
+            index = self._index[name] = len(self.names)
+            self.names.append(name)
+        return index
 
     # --- reading ---
     def _read_losses(self) -> None:
-        pending, self._pending_losses = self._pending_losses, []
+        """Losses that are still on the device, in one go; then the check."""
         first = len(self._losses)
-        named = {k for losses in pending if losses for k in losses}
-        read = {k: iter(torch.stack([p[k].float() for p in pending if p and k in p]).tolist()) for k in named}
+        pending, self._pending_losses = self._pending_losses, []
+        names = {name for losses in pending if losses for name in losses}
+        read = {n: iter(torch.stack([p[n].float() for p in pending if p and n in p]).tolist()) for n in names}
         for losses in pending:
-            self._losses.append({k: next(read[k]) for k in losses} if losses else None)
+            self._losses.append({n: next(read[n]) for n in losses} if losses else None)
         if not self._stop_on_nan:
             return
-        for step, losses in enumerate(self._losses[first:], first):
-            if losses and not math.isfinite(losses["loss"]):
-                raise NotFiniteLoss(f"The loss must stay finite; it was {losses['loss']} at step {step}.", step)
+        start = first if pending else max(0, len(self._losses) - CHECK_EVERY)
+        for step, found in enumerate(self._losses[start:], start):
+            if found and not math.isfinite(found["loss"]):
+                raise NotFiniteLoss(f"The loss must stay finite; it was {found['loss']} at step {step}.", step)
 
     def __len__(self) -> int:
         return len(self._samples)
 
     def finish(self) -> None:
         """Read everything still on the device. Waits for it."""
-        if self._events:
-            self._events.resolve(wait=True)
+        self._fold(wait=True)
         self._read_losses()
 
     def step_s(self) -> list[float]:
         """Seconds of every step so far."""
-        if self._events:
-            self._events.resolve(wait=True)
+        self._fold(wait=True)
         return [sum(self._rows[i : i + MAX_PHASES]) for i in range(0, len(self._rows), MAX_PHASES)]
 
     def rows(self) -> list[StepRow]:
@@ -179,71 +204,19 @@ class Meter:
     def watch(self, model: nn.Module, optimizer: torch.optim.Optimizer) -> None:
         """Tell forward, backward and optimizer apart through PyTorch's own hooks, until :meth:`unwatch`.
 
-        Forward ends when gradients first flow back into the model's output, so the loss counts as forward.
+        Forward is the model's call; the loss that you compute from its output counts as backward.
         """
-
-        def begin(*_: Any) -> None:
-            self.lap("rest")
-
-        def forward_done(_module: nn.Module, _inputs: Any, output: Any) -> None:
-            self.lap("forward")
-            for leaf in tree_leaves(output):
-                if isinstance(leaf, Tensor) and leaf.requires_grad:
-                    leaf.register_hook(lambda _grad: self.lap("forward"))
-                    break
-
+        lap = self.lap
         self._watched += [
-            model.register_forward_pre_hook(begin),
-            model.register_forward_hook(forward_done),
-            optimizer.register_step_pre_hook(lambda *_: self.lap("backward")),
-            optimizer.register_step_post_hook(lambda *_: self.lap("optimizer")),
+            model.register_forward_pre_hook(lambda *_: lap("rest")),
+            model.register_forward_hook(lambda *_: lap("forward")),
+            optimizer.register_step_pre_hook(lambda *_: lap("backward")),
+            optimizer.register_step_post_hook(lambda *_: lap("optimizer")),
         ]
 
     def unwatch(self) -> None:
         while self._watched:
             self._watched.pop().remove()
-
-
-class _EventLaps:
-    """The CUDA side of a meter: laps are events, turned into seconds once the device has passed them."""
-
-    def __init__(self, meter: Meter) -> None:
-        self._meter = meter
-        self._stream = torch.cuda.current_stream(meter.device)
-        self._marks: list[tuple[int, torch.cuda.Event]] = []
-        self._steps: deque[list[tuple[int, torch.cuda.Event]]] = deque()
-        self._before: torch.cuda.Event | None = None
-
-    def _event(self) -> torch.cuda.Event:
-        event = torch.cuda.Event(enable_timing=True)
-        event.record(torch.cuda.current_stream(self._meter.device))
-        return event
-
-    def start(self) -> None:
-        self.resolve(wait=True)
-        self._marks, self._before = [], self._event()
-
-    def lap(self, phase: str) -> None:
-        index = self._meter._index.get(phase)
-        self._marks.append((self._meter.phase_index(phase) if index is None else index, self._event()))
-
-    def close_step(self) -> None:
-        self._marks.append((REST, self._event()))
-        self._steps.append(self._marks)
-        self._marks = []
-        if len(self._steps) > CHECK_EVERY and self._steps[0][-1][1].query():
-            self.resolve(wait=False)
-
-    def resolve(self, wait: bool) -> None:
-        if wait and self._steps:
-            self._steps[-1][-1][1].synchronize()
-        while self._steps and self._steps[0][-1][1].query():
-            row = [0.0] * MAX_PHASES
-            for index, event in self._steps.popleft():
-                if self._before is not None:
-                    row[index] += self._before.elapsed_time(event) * 1e-3
-                self._before = event
-            self._meter._rows.extend(row)
 
 
 def samples_in(batch: Any) -> int:

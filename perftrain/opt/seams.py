@@ -83,6 +83,10 @@ class OptimizerOptions:
     """Constructor arguments on top of the groups' own (``fused=True``)."""
 
 
+def nothing() -> None:
+    """What a step function is where there is nothing to do; the loop leaves it out."""
+
+
 @dataclass(frozen=True)
 class StepFunctions:
     """What one step does, as callables decided before step 0. The loop calls them in this order."""
