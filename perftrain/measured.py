@@ -19,7 +19,7 @@ from perftrain.compare.job import Job, find_device, key_of
 from perftrain.compare.trial import Baseline, ProgramFailed, Watcher, ensure_baseline, try_switches
 from perftrain.compare.verdict import does_not_run, settings_of
 from perftrain.diagnose.rules import diagnose_phases
-from perftrain.facts import ArmSummary, Card, Diagnosis, Gain, PerftrainError, StepBreakdown, Verdict
+from perftrain.facts import ArmSummary, Card, Diagnosis, Gain, PerftrainError, RunRecord, StepBreakdown, Verdict
 from perftrain.measure import machine
 from perftrain.opt import all_switches
 from perftrain.opt.seams import Plan
@@ -92,32 +92,37 @@ def checked(node: Mapping[str, Any], where: str) -> Mapping[str, Any]:
         raise
     values = OmegaConf.to_container(typed)
     assert isinstance(values, dict)
-    return {"_target_": node["_target_"], **values}
+    return {"_target_": node["_target_"], **{str(k): v for k, v in values.items()}}
 
 
 # --- facts for people ---
-def candidates(breakdown: StepBreakdown, on: Sequence[str], device: str) -> dict[str, tuple[Card, Gain]]:
-    """The switches that run here and are not on yet, with what they promise for this step."""
+def candidates(
+    breakdown: StepBreakdown, on: Sequence[str], device: str, workload: Mapping[str, Any]
+) -> dict[str, tuple[Card, Gain]]:
+    """The switches that run here, have something to act on and are not on yet, with what they promise for this step."""
     plan = Plan(device=torch.device(device))
     found = {}
     for name, cls in all_switches().items():
         switch = cls()
-        if name not in on and not switch.unavailable(plan):
+        if name not in on and not switch.unavailable(plan) and not switch.unfit(workload):
             found[name] = (switch.card, switch.predict(breakdown))
     return found
 
 
-def diagnosed(breakdown: StepBreakdown, on: Sequence[str], job: Job, peaks: Mapping[str, Any]) -> Diagnosis:
-    return diagnose_phases(breakdown, candidates(breakdown, on, job.device), peaks)
+def diagnosed(breakdown: StepBreakdown, on: Sequence[str], baseline: RunRecord) -> Diagnosis:
+    """The ruling bottleneck of a step of the baseline's program, with the switches ``on``."""
+    device = str(baseline.machine.get("device", "cpu"))
+    peaks = baseline.machine.get("peaks") or {}
+    return diagnose_phases(breakdown, candidates(breakdown, on, device, baseline.workload), peaks)
 
 
-def with_bottlenecks(verdict: Verdict, job: Job, peaks: Mapping[str, Any]) -> Verdict:
+def with_bottlenecks(verdict: Verdict, record: RunRecord) -> Verdict:
     """The verdict with the ruling bottleneck of both arms."""
 
     def named(arm: ArmSummary | None, on: Sequence[str]) -> ArmSummary | None:
         if arm is None or not arm.breakdown.steps:
             return arm
-        return replace(arm, bottleneck=str(diagnosed(arm.breakdown, on, job, peaks).causes[0].label))
+        return replace(arm, bottleneck=str(diagnosed(arm.breakdown, on, record).causes[0].label))
 
     return replace(verdict, baseline=named(verdict.baseline, ()), variant=named(verdict.variant, verdict.switches))
 
@@ -130,16 +135,15 @@ def single(cfg: Any, watcher: Watcher) -> int:
     parts = job.parts()
     baseline = ensure_baseline(job, parts, watcher)
     console = terminal.stdout_console()
-    peaks = baseline.record.machine.get("peaks") or {}
-    diagnosis = diagnosed(baseline.record.breakdown, (), job, peaks)
+    diagnosis = diagnosed(baseline.record.breakdown, (), baseline.record)
     say_baseline(baseline, job, watcher)
     terminal.print_run(console, baseline.record, diagnosis)
     facts: dict[str, Any] = {"schema": 1, "run": run_json(baseline.record), "diagnosis": diagnosis_json(diagnosis)}
     if switches:
-        verdict = with_bottlenecks(try_switches(job, parts, baseline.record, watcher), job, peaks)
+        verdict = with_bottlenecks(try_switches(job, parts, baseline.record, watcher), baseline.record)
         facts["verdict"] = verdict_json(verdict)
         job.store.save_verdict({"verdict": facts["verdict"]}, key_of(job, parts))
-        after = diagnosed(verdict.variant.breakdown, verdict.switches, job, peaks) if verdict.variant else None
+        after = diagnosed(verdict.variant.breakdown, verdict.switches, baseline.record) if verdict.variant else None
         console.rule(style="dim")
         terminal.print_verdict(console, verdict, after.causes[0].tries[:3] if after else ())
     if cfg.json:
@@ -210,7 +214,7 @@ def sweep_job(cfg: Any, watcher: Watcher) -> float | None:
             verdict = verdict_from_json(known["verdict"])
             watcher.say(f"{' + '.join(names)}: verdict reused (same workload, machine, software, code and settings)")
         else:
-            verdict = with_bottlenecks(try_switches(job, parts, baseline, watcher), job, baseline.machine.get("peaks") or {})
+            verdict = with_bottlenecks(try_switches(job, parts, baseline, watcher), baseline)
             if "interrupted" not in " ".join(verdict.notes):
                 job.store.save_verdict({"verdict": verdict_json(verdict)}, key)
     except PerftrainError as error:

@@ -91,11 +91,11 @@ def _record_baseline(job: Job, parts: Mapping[str, Any], print_: str, watcher: W
         run_record_from(answer["run"]),
         run_id=f"baseline-{job.recipe_name}-{print_[:8]}",
         role="baseline",
-        workload={"name": job.recipe_name, **parts["workload"]},
+        workload={"name": job.recipe_name, **parts["workload"], **answer["run"]["workload"]},
         fingerprint=print_,
         settings={},
         environment={k: parts[k] for k in ("software", "settings", "code")},
-        machine={"device": job.device, **parts["machine"], "peaks": peaks},
+        machine={**machine_line(job.device, parts["machine"]), "details": parts["machine"], "peaks": peaks},
         peak_bytes=first["peak_bytes"],
         warmup_s=first["warmup_s"],
         parity_losses=losses,
@@ -111,6 +111,13 @@ def _record_baseline(job: Job, parts: Mapping[str, Any], print_: str, watcher: W
         raise ProgramFailed(answer["failure"]["message"], answer["failure"]["traceback"])
     job.store.save(record, _rows(answer["rows"]))
     return record
+
+
+def machine_line(device: str, machine: Mapping[str, Any]) -> dict[str, Any]:
+    """The few facts about the machine that people want beside every result."""
+    gpus = [gpu.get("name", "GPU") for gpu in machine.get("gpus") or []]
+    facts = {"device": device, "cpu": machine.get("cpu_model"), "cores": machine.get("cores_usable"), "memory_bytes": machine.get("memory_bytes")}
+    return {**facts, **({"gpu": f"{len(gpus)} × {gpus[0]}"} if gpus else {})}
 
 
 def _trained(worker: Worker, arm: str, seed: int, steps: int, update: Update) -> dict[str, Any]:

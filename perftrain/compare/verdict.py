@@ -30,7 +30,7 @@ def decide(
         reason=reason,
         speedup=estimate.speedup,
         ci95=(estimate.low, estimate.high),
-        resolution=estimate.resolution,
+        resolution=max(estimate.resolution, protocol.min_effect),
         pairs=estimate.rounds,
         processes=estimate.processes,
         parity=parity,
@@ -52,7 +52,7 @@ def _speed(found: Estimate, protocol: Protocol) -> tuple[Decision, str]:
     seen = max(found.resolution, protocol.min_effect)
     if found.resolution > protocol.max_resolution:
         return Decision.NOT_RESOLVED, f"{interval} is too wide: only an effect over {seen:.1%} would have been seen; give it more --budget"
-    return Decision.NO_DIFFERENCE, f"{interval}: no effect, and one over {seen:.1%} would have been seen"
+    return Decision.NO_DIFFERENCE, f"{interval}: an effect over {seen:.1%} would have been seen, and there is none"
 
 
 def break_even(baseline: ArmSummary, variant: ArmSummary, speedup: float) -> float | None:

@@ -72,7 +72,7 @@ def _compute_cause(
         lines.append(Evidence(f"this machine multiplies bfloat16 matrices {factor:.1f} times as fast as float32 (measured)"))
     bound = Gain.from_share(share, factor, factor, "").low if label is Bottleneck.COMPUTE_PRECISION else 1.0
     related = (label, Bottleneck.COMPUTE_LAYOUT, Bottleneck.LAUNCH_OVERHEAD, Bottleneck.COMPUTE_MEMORY_BOUND)
-    tries = tuple(dict.fromkeys(t for each in related for t in _tries(each, switches)))
+    tries = tuple(dict.fromkeys(t for each in related for t in _tries(each, switches)))[:4]
     return Cause(label, share, bound, 0.5, tuple(lines), tries=tries,
                  avoids=_avoids(label, switches, f"{share:.0%} of the step is forward and backward, which it does not touch", related))
 
@@ -90,7 +90,7 @@ def precision_factor(peaks: Mapping[str, Any]) -> float:
 def _tries(label: Bottleneck, switches: Mapping[str, tuple[Card, Gain]]) -> tuple[Try, ...]:
     fitting = [(card, gain) for card, gain in switches.values() if label in card.relieves and gain.high > 1.02]
     fitting.sort(key=lambda pair: -pair[1].high)
-    return tuple(Try(predicted=(gain.low, gain.high), because=gain.because, switch=card.name) for card, gain in fitting)
+    return tuple(Try(predicted=(gain.low, gain.high), because=gain.because, switch=card.name) for card, gain in fitting[:3])
 
 
 def _avoids(

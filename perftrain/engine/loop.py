@@ -31,7 +31,7 @@ def train(run: Run, steps: int, meter: Meter) -> None:
     forward, backward = do.forward, do.backward
     update = [call for call in (do.clip, do.optimizer_step, do.zero_grad, do.schedule) if call is not nothing]
     for step in range(steps):
-        samples = 0
+        samples, losses = 0, None
         for _ in range(run.micro_batches):
             batch = next(batches)
             lap("data_wait")

@@ -71,6 +71,7 @@ class Trainer:
         self.optimizer = self.run.functions.optimizer
         self.meter = Meter(self.device, stop_on_nan)
         self._record: RunRecord | None = None
+        self._periodic: list[tuple[int, dict[str, float]]] = []
 
     @property
     def record(self) -> RunRecord:
@@ -78,6 +79,11 @@ class Trainer:
         if self._record is None:
             raise PerftrainError("A record exists once something was trained; call fit(steps=...) first.")
         return self._record
+
+    @property
+    def evaluations(self) -> list[tuple[int, dict[str, float]]]:
+        """(step, metrics) of each evaluation during the last ``fit`` with ``evaluate_every``."""
+        return list(self._periodic)
 
     @property
     def rows(self) -> list[StepRow]:
@@ -145,8 +151,13 @@ class Trainer:
         if evaluate_every:
             if self.workload.evaluate is None:
                 raise PerftrainError("evaluate_every needs evaluate=...; the Trainer was given none.")
-            every = evaluate_every
-            calls.append(("evaluation", lambda step: None if (step + 1) % every else self._evaluate() and None))
+
+            def evaluate(step: int) -> None:
+                if (step + 1) % evaluate_every == 0:
+                    self._periodic.append((step, self._evaluate()))
+
+            self._periodic = []
+            calls.append(("evaluation", evaluate))
         if on_step:
             calls.append(("rest", on_step))
         return tuple(calls)
@@ -171,7 +182,7 @@ class Trainer:
             run_id=f"{started:%Y%m%d-%H%M%S-%f}",
             status=status,
             role="library",
-            workload={"model": type(self.workload.model).__name__, "loader": type(self.workload.loader).__name__},
+            workload=facts_of(self.workload),
             fingerprint="",
             settings={s.card.name: dict(vars(s)) for s in self.switches},
             environment={"torch": torch.__version__, "threads": torch.get_num_threads()},
@@ -184,6 +195,18 @@ class Trainer:
             reason=reason,
             seconds=seconds,
         )
+
+
+def facts_of(workload: Workload) -> dict[str, Any]:
+    """What a program is made of, in the words that switches ask for (:meth:`perftrain.opt.base.Switch.unfit`)."""
+    parameters = list(workload.model.parameters())
+    return {
+        "model": type(workload.model).__name__,
+        "parameters": sum(p.numel() for p in parameters),
+        "convolutions": sum(p.dim() == 4 for p in parameters),
+        "optimizer": type(workload.optimizer).__name__,
+        "workers": getattr(workload.loader, "num_workers", 0),
+    }
 
 
 def device_of(model: nn.Module) -> torch.device:

@@ -35,6 +35,10 @@ class Switch:
         """What it sets on this device, in one line, where the name alone does not say it."""
         return ""
 
+    def unfit(self, workload: Mapping[str, Any]) -> str:
+        """Why it has nothing to act on in this program (facts of the model, loader, optimizer), or an empty string."""
+        return ""
+
     def predict(self, now: StepBreakdown) -> Gain:
         """Expected speedup from the measured shares of a step."""
         return Gain(1.0, 1.0, "no prediction")

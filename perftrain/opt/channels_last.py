@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor, nn
@@ -31,6 +32,9 @@ class ChannelsLast(Switch):
         requires=("a model with 2-D convolutions",),
         cost="one copy of each input batch",
     )
+
+    def unfit(self, workload: Mapping[str, Any]) -> str:
+        return "the model has no 2-D convolutions" if workload.get("convolutions") == 0 else ""
 
     def predict(self, now: StepBreakdown) -> Gain:
         share = now.share("forward", "backward")
