@@ -15,9 +15,8 @@ from perftrain.report import terminal
 from perftrain.report.jsonfile import write_json
 from perftrain.report.progress import progress
 
-
-class Terminated(KeyboardInterrupt):
-    """SIGTERM, handled like Ctrl-C."""
+terminated: list[int] = []
+"""The SIGTERM that came, if one did: it is handled like Ctrl-C, with an exit code of its own."""
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -26,19 +25,19 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if any(a in ("-h", "--help", "help") for a in given):
         print(HELP, end="")
         return 0
+    terminated.clear()
     signal.signal(signal.SIGTERM, _terminate)
     try:
         return _run(sort_out(given))
     except PerftrainError as error:
         return _say_error(str(error), 2)
-    except Terminated:
-        return _say_error("stopped by SIGTERM", 143)
     except KeyboardInterrupt:
-        return _say_error("stopped", 130)
+        return _say_error("stopped by SIGTERM", 143) if terminated else _say_error("stopped", 130)
 
 
-def _terminate(*_: Any) -> None:
-    raise Terminated
+def _terminate(number: int, _: Any) -> None:
+    terminated.append(number)
+    raise KeyboardInterrupt
 
 
 def _say_error(message: str, code: int) -> int:
@@ -51,6 +50,10 @@ def _run(line: Line) -> int:
     if line.hydra_flags:
         return _hydra(line)
     composed = check(line)
+    for cfg in composed:
+        if cfg.json and not Path(str(cfg.json)).parent.is_dir():  # now, not after minutes of measuring
+            folder = Path(str(cfg.json)).parent
+            raise PerftrainError(f"A JSON file needs an existing folder; {str(folder)!r} is none. Type: mkdir -p {folder}")
     if line.verb == "runs":
         return _runs(composed[0])
     if line.verb in ("doctor", "opts"):

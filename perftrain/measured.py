@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import is_dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -43,6 +43,8 @@ def job_of(cfg: Any) -> Job:
     plain = OmegaConf.to_container(cfg, resolve=True, throw_on_missing=True)
     assert isinstance(plain, dict)
     opts = [checked(node, f"opt.{name}") for name, node in (plain.get("opt") or {}).items()]
+    for name, node in zip(plain.get("opt") or {}, opts, strict=True):
+        build(node, f"opt.{name}")
     protocol = build({k: v for k, v in plain["measure"].items()}, "measure")
     recipe = build(plain["recipe"], "recipe")
     if hasattr(recipe, "prepare"):
@@ -80,10 +82,13 @@ def checked(node: Mapping[str, Any], where: str) -> Mapping[str, Any]:
         cls = get_class(str(node["_target_"]))
     except Exception as error:
         missing = error.__cause__ if isinstance(error.__cause__, ModuleNotFoundError) else None
-        hint = "Try: pip install 'perftrain[recipes]'" if missing else "_target_ must name an importable class."
+        hint = "_target_ must name an importable class."
+        if missing is not None:
+            own = str(node["_target_"]).startswith(f"{missing.name}")
+            hint = f"Put the folder of {missing.name} on PYTHONPATH." if own else "Try: pip install 'perftrain[recipes]'"
         raise PerftrainError(f"{where}._target_={node.get('_target_')} cannot be loaded: {missing or error}. {hint}") from None
-    if any(isinstance(v, dict) for v in node.values()):
-        return node  # nested nodes check themselves
+    if not is_dataclass(cls) or any(isinstance(v, dict) for v in node.values()):
+        return node  # a class that checks for itself, and nested nodes do
     try:
         typed = OmegaConf.merge(OmegaConf.structured(cls), {k: v for k, v in node.items() if k != "_target_"})
     except OmegaConfBaseException as error:
@@ -142,13 +147,20 @@ def single(cfg: Any, watcher: Watcher) -> int:
     if switches:
         verdict = with_bottlenecks(try_switches(job, parts, baseline.record, watcher), baseline.record)
         facts["verdict"] = verdict_json(verdict)
-        job.store.save_verdict({"verdict": facts["verdict"]}, key_of(job, parts))
+        if not interrupted(verdict):
+            job.store.save_verdict({"verdict": facts["verdict"]}, key_of(job, parts))
         after = diagnosed(verdict.variant.breakdown, verdict.switches, baseline.record) if verdict.variant else None
         console.rule(style="dim")
         terminal.print_verdict(console, verdict, after.causes[0].tries[:3] if after else ())
     if cfg.json:
         write_json(cfg.json, facts)
+    if switches and interrupted(verdict):
+        raise KeyboardInterrupt
     return 0
+
+
+def interrupted(verdict: Verdict) -> bool:
+    return any(note.startswith("interrupted") for note in verdict.notes)
 
 
 def say_baseline(baseline: Baseline, job: Job, watcher: Watcher) -> None:
@@ -165,14 +177,14 @@ def sweep_dir(root: Path, line: Line) -> Path:
 
 def sweep(line: Line, composed: Sequence[Any], watcher: Watcher, launch: Callable[[], int]) -> int:
     """Let Hydra run one job for each combination, then rank what they found."""
+    for cfg in composed:
+        if not cfg.get("opt"):
+            raise PerftrainError("A sweep needs switches to compare; a combination has none. Type: python -m perftrain -m +opt=amp,tf32")
     root = Path(str(composed[0].runs))
     folder = sweep_dir(root, line)
     folder.mkdir(parents=True, exist_ok=True)
     for old in folder.glob("verdict-*.json"):
         old.unlink()
-    for cfg in composed:
-        if not cfg.get("opt"):
-            raise PerftrainError("A sweep needs switches to compare: python -m perftrain -m +opt=amp,tf32.")
     job = job_of(composed[0])
     say_baseline(ensure_baseline(job, job.parts(), watcher), job, watcher)
     with _environment("PERFTRAIN_SWEEP", str(folder.resolve())):
@@ -215,7 +227,7 @@ def sweep_job(cfg: Any, watcher: Watcher) -> float | None:
             watcher.say(f"{' + '.join(names)}: verdict reused (same workload, machine, software, code and settings)")
         else:
             verdict = with_bottlenecks(try_switches(job, parts, baseline, watcher), baseline)
-            if "interrupted" not in " ".join(verdict.notes):
+            if not interrupted(verdict):
                 job.store.save_verdict({"verdict": verdict_json(verdict)}, key)
     except PerftrainError as error:
         verdict = does_not_run(names, str(error), settings=settings_of(list(opts.values())))
@@ -223,6 +235,8 @@ def sweep_job(cfg: Any, watcher: Watcher) -> float | None:
     console = terminal.stdout_console()
     console.rule(style="dim")
     terminal.print_verdict(console, verdict)
+    if interrupted(verdict):
+        raise KeyboardInterrupt
     return verdict.ci95[0] if verdict.ci95 else None
 
 

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import difflib
 import importlib.util
-from collections.abc import Sequence
+import re
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -13,7 +14,9 @@ from perftrain.facts import PerftrainError
 
 VERBS = ("try", "runs", "doctor", "opts")
 LATER = {"diagnose": "diagnosing", "tune": "tuning", "scale": "scaling studies", "report": "HTML reports", "gate": "the CI gate"}
-FLAGS = {"--json": "json", "--budget": "measure.budget_s", "--runs": "runs"}
+FLAGS = {"--json": "json", "--budget": "measure.budget_s", "--runs": "runs", "--config-dir": "hydra.searchpath"}
+HYDRA_FLAGS = ("--cfg", "-c", "--info", "-i", "--resolve", "--package", "-p", "--hydra-help", "--version", "--shell-completion", "-sc")
+"""Hydra's flags that only show something."""
 
 HELP = """\
 perftrain: every speed optimization of a PyTorch training is a switch, and every switch gets a measured verdict.
@@ -30,6 +33,7 @@ perftrain: every speed optimization of a PyTorch training is a switch, and every
 Overrides (Hydra): recipe=photos|digits   recipe.data.root=/my/imagefolder   recipe.batch_size=64   recipe.steps=200
                    opt.amp.dtype=float16   device=cpu   measure.resolution=0.01   (--cfg job shows them all)
 Flags of every verb: --json FILE (the same facts as printed)   --budget SECONDS (timing of one comparison; 45)   --runs DIR
+                     --config-dir DIR (your own recipe/*.yaml and opt/*.yaml)
 Exit codes: 0 done, 1 the program under test failed, 2 usage error, 130 or 143 stopped.
 """
 
@@ -69,7 +73,21 @@ def sort_out(arguments: Sequence[str]) -> Line:
     rest = [a for a in rest if a not in ("-m", "--multirun")]
     overrides = [a for a in rest if "=" in a and not a.startswith("-") or a.startswith("~")]
     hydra_flags = tuple(a for a in rest if a not in overrides)
+    _check_flags(hydra_flags)
     return Line(verb, tuple(overrides), multirun, hydra_flags, flags)
+
+
+def _check_flags(words: tuple[str, ...]) -> None:
+    """Words that are neither ours nor one of Hydra's flags that show something (or such a flag's value)."""
+    for before, word in zip(("", *words), words, strict=False):
+        name = word.partition("=")[0]
+        if name in HYDRA_FLAGS or (before in HYDRA_FLAGS and not word.startswith("-")):
+            continue
+        near = difflib.get_close_matches(name, [*FLAGS, *HYDRA_FLAGS, "--multirun"], 1)
+        if name.startswith("-"):
+            hint = f"Did you mean {near[0]}?" if near else "Type perftrain --help."
+            raise PerftrainError(f"A flag is one of {', '.join([*FLAGS, '-m', '--cfg job', '--help'])}; {name!r} is none. {hint}")
+        raise PerftrainError(f"After the verb come overrides (key=value); {word!r} is none. For a switch, type +opt={word}.")
 
 
 def _take_flags(arguments: list[str]) -> tuple[list[str], dict[str, str]]:
@@ -87,7 +105,7 @@ def _take_flags(arguments: list[str]) -> tuple[list[str], dict[str, str]]:
         flags[name] = value
     if "--budget" in flags:
         try:
-            enough = float(flags["--budget"]) >= 1
+            enough = 1 <= float(flags["--budget"]) < float("inf")
         except ValueError:
             enough = False
         if not enough:
@@ -97,7 +115,15 @@ def _take_flags(arguments: list[str]) -> tuple[list[str], dict[str, str]]:
 
 def as_overrides(line: Line) -> list[str]:
     """The line's overrides with the flags among them."""
-    return [*line.overrides, *(f"{FLAGS[name]}={_quoted(value)}" for name, value in line.flags.items())]
+    return [*line.overrides, *(f"{FLAGS[name]}={_value(name, value)}" for name, value in line.flags.items())]
+
+
+def _value(name: str, value: str) -> str:
+    if name != "--config-dir":
+        return _quoted(value)
+    if not Path(value).is_dir():
+        raise PerftrainError(f"--config-dir names a folder with recipe/*.yaml or opt/*.yaml; {value!r} is none. Try --config-dir ./configs.")
+    return f"[{_quoted('file://' + str(Path(value).resolve()))}]"
 
 
 def _quoted(value: str) -> str:
@@ -128,8 +154,27 @@ def check(line: Line) -> list[Any]:
             with initialize_config_dir(config_dir(), version_base="1.3"):
                 composed.append(compose("config", overrides))
         except HydraException as error:
-            raise PerftrainError(explain(error)) from None
+            raise PerftrainError(explain(error, lambda: _keys(overrides))) from None
     return composed
+
+
+def _keys(overrides: list[str]) -> list[str]:
+    """Every key of the configuration with this line's groups chosen, as far as they can be."""
+    from hydra import compose, initialize_config_dir
+    from hydra.errors import HydraException
+    from omegaconf import OmegaConf
+
+    def dotted(node: Any, prefix: str) -> list[str]:
+        inner = [f for k, v in node.items() for f in [f"{prefix}{k}", *(dotted(v, f"{prefix}{k}.") if isinstance(v, dict) else [])]]
+        return [key for key in inner if not key.endswith("_target_")]
+
+    for chosen in ([o for o in overrides if o.startswith(("recipe=", "+opt=", "hydra.searchpath="))], []):
+        try:
+            with initialize_config_dir(config_dir(), version_base="1.3"):
+                return dotted(OmegaConf.to_container(compose("config", chosen)), "")
+        except HydraException:
+            continue
+    return []
 
 
 def _combinations(overrides: list[str], multirun: bool) -> list[list[str]]:
@@ -146,10 +191,21 @@ def _combinations(overrides: list[str], multirun: bool) -> list[list[str]]:
         raise PerftrainError(explain(error)) from None
 
 
-def explain(error: Exception) -> str:
+def explain(error: Exception, keys: Callable[[], list[str]] = list) -> str:
     """Hydra's error in one or two lines, with the nearest names."""
     options = getattr(error, "options", None)
     missing = getattr(error, "missing_cfg_file", None)
+    in_list = re.search(r"Could not load '(\w+/[^']+)'", str(error))
+    if in_list and not options:
+        missing = in_list[1]
+        options = [f.stem for f in (Path(config_dir()) / missing.rpartition("/")[0]).glob("*.yaml")]
+    unknown = re.search(r"Could not override '([^']+)'", str(error))
+    if unknown and "defaults list" not in str(error):
+        known = keys()
+        beside = [k for k in known if k.rpartition(".")[0] == unknown[1].rpartition(".")[0]]
+        near = difflib.get_close_matches(unknown[1], beside, 1) or difflib.get_close_matches(unknown[1], known, 3)
+        hint = f"Did you mean {' or '.join(near)}? " if near else ""
+        return f"There is no key {unknown[1]!r}. {hint}There are: {', '.join(beside) or 'none beside it'}; --cfg job shows every key."
     if options and missing:
         group, _, name = str(missing).rpartition("/")
         near = difflib.get_close_matches(name, options, 3, 0.4)

@@ -77,13 +77,13 @@ class Worker:
         """Run one command there and return its answer.
 
         Raises:
-            WorkerFailed: an exception there, the process died, or no answer within ``timeout_s``.
+            WorkerFailed: an exception there, the process died, or no sign of life within ``timeout_s``.
         """
         if not self._hosting:
-            self._wait(time.monotonic() + timeout_s, None)
+            self._wait(timeout_s, None)
             self._hosting = True
         self._send({"do": do, **arguments})
-        return self._wait(time.monotonic() + timeout_s, on_progress)
+        return self._wait(timeout_s, on_progress)
 
     def interrupt(self) -> None:
         """Ask it to stop what it is doing; a training run then answers with what it has."""
@@ -92,7 +92,7 @@ class Worker:
 
     def last_answer(self, timeout_s: float = END_S) -> dict[str, Any]:
         """The answer to a command that was interrupted."""
-        return self._wait(time.monotonic() + timeout_s, None)
+        return self._wait(timeout_s, None)
 
     def log(self) -> str:
         """What the program under test printed so far."""
@@ -126,9 +126,10 @@ class Worker:
         except BrokenPipeError:
             raise self._death() from None
 
-    def _wait(self, deadline: float, on_progress: Callable[[dict[str, Any]], None] | None) -> dict[str, Any]:
+    def _wait(self, timeout_s: float, on_progress: Callable[[dict[str, Any]], None] | None) -> dict[str, Any]:
+        """The answer; whoever tells how far it got is alive and may take as long again."""
         while True:
-            message = self._read(deadline)
+            message = self._read(timeout_s)
             if "progress" in message:
                 if on_progress:
                     on_progress(message["progress"])
@@ -140,11 +141,13 @@ class Worker:
                 facts = message["failure"]
                 raise WorkerFailed("exception", f"{facts['type']}: {facts['message']}", facts)
 
-    def _read(self, deadline: float) -> dict[str, Any]:
+    def _read(self, timeout_s: float) -> dict[str, Any]:
+        deadline = time.monotonic() + timeout_s
         while b"\n" not in self._buffer:
             remaining = deadline - time.monotonic()
             if remaining <= 0 or not select.select([self._answers], [], [], remaining)[0]:
-                raise WorkerFailed("timeout", "no answer in time")
+                seen = {"traceback": self.log().strip()[-4000:] or "it printed nothing"}
+                raise WorkerFailed("timeout", f"no sign of life for {timeout_s:.0f} s", seen)
             chunk = os.read(self._answers, 1 << 16)
             if not chunk:
                 raise self._death()

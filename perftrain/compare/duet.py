@@ -17,7 +17,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from perftrain.compare.channel import Worker, WorkerFailed
-from perftrain.facts import ArmSummary, StepBreakdown
+from perftrain.facts import ArmSummary, PerftrainError, StepBreakdown
 from perftrain.measure.statistics import Estimate, estimate
 
 BASELINE, VARIANT = "baseline", "variant"
@@ -48,6 +48,16 @@ class Protocol:
     parity_steps: int = 30
     parity_seeds: int = 3
     seed: int = 0
+
+    def __post_init__(self) -> None:
+        least = {"budget_s": 0.1, "resolution": 0, "max_resolution": 0, "min_effect": 0, "processes": 1, "block_s": 0.001,
+                 "max_cycles": 1, "parity_steps": 2, "parity_seeds": 1, "seed": 0}  # fmt: skip
+        for name, at_least in least.items():
+            seen = getattr(self, name)
+            if not at_least <= seen < math.inf:
+                example = Protocol.__dataclass_fields__[name].default
+                rule = f"measure.{name} is a number, {at_least} or more"
+                raise PerftrainError(f"{rule}; it was {seen}. Try measure.{name}={example}.")
 
 
 @dataclass

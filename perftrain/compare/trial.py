@@ -62,9 +62,15 @@ def ensure_baseline(job: Job, parts: Mapping[str, Any], watcher: Watcher) -> Bas
         return Baseline(_record_baseline(job, parts, print_, watcher), False)
 
 
+def baseline_id(job: Job, print_: str) -> str:
+    return f"baseline-{job.recipe_name}-{print_[:8]}"
+
+
 def _record_baseline(job: Job, parts: Mapping[str, Any], print_: str, watcher: Watcher) -> RunRecord:
     steps = int(job.recipe["steps"])
     protocol = job.protocol
+    if (job.store.root / baseline_id(job, print_)).exists():
+        job.store.load(baseline_id(job, print_))  # newer than this version, or broken: say so before training, not after
     with Worker(job.with_opts([]).spec(), {"PYTHONHASHSEED": "0"}) as worker:
         try:
             losses: dict[str, list[float]] = {}
@@ -89,7 +95,7 @@ def _record_baseline(job: Job, parts: Mapping[str, Any], print_: str, watcher: W
             watcher.say(line)
     record = replace(
         run_record_from(answer["run"]),
-        run_id=f"baseline-{job.recipe_name}-{print_[:8]}",
+        run_id=baseline_id(job, print_),
         role="baseline",
         workload={"name": job.recipe_name, **parts["workload"], **answer["run"]["workload"]},
         fingerprint=print_,
@@ -125,7 +131,10 @@ def _trained(worker: Worker, arm: str, seed: int, steps: int, update: Update) ->
         return worker.call("train", arm=arm, seed=seed, steps=steps, on_progress=lambda at: update(at["step"], f"step {at['step']}"))
     except KeyboardInterrupt:
         worker.interrupt()
-        return worker.last_answer()
+        try:
+            return worker.last_answer()
+        except WorkerFailed:  # it was not training yet, or not any more: there is nothing to keep
+            raise KeyboardInterrupt from None
 
 
 def _rows(raw: Sequence[Mapping[str, Any]]) -> list[StepRow]:
