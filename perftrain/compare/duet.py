@@ -28,7 +28,7 @@ class Protocol:
     """How much is measured. Every number stands in configs/measure."""
 
     budget_s: float = 45.0
-    """Seconds for the timing of one comparison, starting processes included."""
+    """Seconds of rounds for one comparison. Starting each process and its first build (compiling) come on top."""
     resolution: float = 0.015
     """Stop early once an effect of this size would be seen."""
     max_resolution: float = 0.06
@@ -67,9 +67,12 @@ class Timing:
     groups: list[list[float]] = field(default_factory=list)
     """log(baseline step / variant step) of every round, by process."""
     facts: dict[str, list[dict[str, Any]]] = field(default_factory=lambda: {BASELINE: [], VARIANT: []})
+    spent_s: float = 0.0
+    """Of the budget."""
     round_ends_s: list[float] = field(default_factory=list)
-    """When each round ended, in seconds since the start."""
+    """``spent_s`` at the end of each round."""
     seconds: float = 0.0
+    """All in all."""
     interrupted: bool = False
 
     def estimate(self) -> Estimate:
@@ -101,7 +104,7 @@ def time_arms(
     protocol: Protocol,
     on_progress: Callable[[float, str], None] = lambda done_s, note: None,
 ) -> Timing:
-    """Measure until the interval is narrow enough or the budget is spent.
+    """Measure until the interval is narrow enough or the budget is spent. Progress counts seconds of the budget.
 
     Raises:
         WorkerFailed: the baseline failed.
@@ -113,21 +116,20 @@ def time_arms(
     split = environments[BASELINE] != environments[VARIANT]
     minimum = protocol.processes + 2 if split else protocol.processes
     try:
-        while not _done(timing, protocol, minimum, time.monotonic() - begin):
-            left_s = protocol.budget_s - (time.monotonic() - begin)
-            share_s = left_s / max(1, minimum - len(timing.groups))
+        while not _done(timing, protocol, minimum):
+            left_s = protocol.budget_s - timing.spent_s
             group = _Group(spec, environments, split, protocol, rng, timing)
-            group.run(begin, time.monotonic() + share_s, lambda note: on_progress(time.monotonic() - begin, note))
+            group.run(left_s / max(1, minimum - len(timing.groups)), on_progress)
     except KeyboardInterrupt:
         timing.interrupted = True
     timing.seconds = time.monotonic() - begin
     return timing
 
 
-def _done(timing: Timing, protocol: Protocol, minimum: int, spent_s: float) -> bool:
+def _done(timing: Timing, protocol: Protocol, minimum: int) -> bool:
     if len(timing.groups) < minimum:
         return False
-    if spent_s >= protocol.budget_s * 0.97:
+    if timing.spent_s >= protocol.budget_s * 0.97:
         return True
     return timing.rounds() >= 12 and timing.estimate().resolution <= protocol.resolution
 
@@ -148,24 +150,29 @@ class _Group:
         self.protocol, self.rng, self.timing = protocol, rng, timing
         self.ratios: list[float] = []
 
-    def run(self, start: float, deadline: float, note: Callable[[str], None]) -> None:
-        self.start = start
-        self.timing.groups.append(self.ratios)
+    def run(self, share_s: float, on_progress: Callable[[float, str], None]) -> None:
+        """Rounds for ``share_s`` seconds, which begin once both arms were built for the first time."""
+        timing, protocol = self.timing, self.protocol
+        timing.groups.append(self.ratios)
         with ExitStack() as stack:
             if self.split:
                 workers = {a: stack.enter_context(Worker(self.spec, self.environments[a])) for a in (BASELINE, VARIANT)}
             else:
                 worker = stack.enter_context(Worker(self.spec, self.environments[BASELINE]))
                 workers = {BASELINE: worker, VARIANT: worker}
-            took_s = 0.0
-            while not self.ratios or (
-                len(self.ratios) < self.protocol.rounds_per_process and time.monotonic() + 0.7 * took_s < deadline
-            ):
+            for arm in (BASELINE, VARIANT):
+                self._call(workers, arm, "build", seed=protocol.seed)
+            for host in dict.fromkeys(workers.values()):
+                host.call("drop")
+            used_s = took_s = 0.0
+            while not self.ratios or (len(self.ratios) < protocol.rounds_per_process and used_s + 0.7 * took_s < share_s):
                 begin = time.monotonic()
                 self.ratios.append(self._round(workers))
-                self.timing.round_ends_s.append(time.monotonic() - self.start)
                 took_s = time.monotonic() - begin
-                note(f"{self.timing.rounds()} rounds in {len(self.timing.groups)} processes")
+                used_s += took_s
+                timing.spent_s += took_s
+                timing.round_ends_s.append(timing.spent_s)
+                on_progress(timing.spent_s, f"{timing.rounds()} rounds in {len(timing.groups)} processes")
 
     def _round(self, workers: Mapping[str, Worker]) -> float:
         seed = self.rng.randrange(1 << 30)
