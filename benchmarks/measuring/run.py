@@ -1,6 +1,6 @@
 """Is the instrument right? Comparisons whose answer is known, many times over.
 
-    python benchmarks/measuring/run.py                       # everything (about two and a half hours on 2 cores)
+    python benchmarks/measuring/run.py                       # everything (about three hours on 2 cores)
     python benchmarks/measuring/run.py --only aa-digits --count 10
     python benchmarks/measuring/run.py --table               # only the table of what is recorded
 

@@ -56,10 +56,10 @@ class Host:
         rows = built.warm()
         return {"build_s": built.build_s, "warm_s": time.perf_counter() - begin, "step_s": min(row.step_s for row in rows[1:])}
 
-    def block(self, arm: str, steps: int) -> dict[str, Any]:
-        """Train ``steps`` steps after one that only brings the caches back."""
+    def block(self, arm: str, steps: int, each: bool = False) -> dict[str, Any]:
+        """Train ``steps`` steps after one that only brings the caches back; ``each``: tell every step's seconds too."""
         rows = self.arms[arm].steps(steps + 1)[1:]
-        return block_facts(rows)
+        return {**block_facts(rows), **({"step_s": [row.step_s for row in rows]} if each else {})}
 
     def drop(self) -> dict[str, Any]:
         for arm in self.arms.values():
