@@ -144,6 +144,7 @@ def single(cfg: Any, watcher: Watcher) -> int:
     say_baseline(baseline, job, watcher)
     terminal.print_run(console, baseline.record, diagnosis)
     facts: dict[str, Any] = {"schema": 1, "run": run_json(baseline.record), "diagnosis": diagnosis_json(diagnosis)}
+    verdict: Verdict | None = None
     if switches:
         verdict = with_bottlenecks(try_switches(job, parts, baseline.record, watcher), baseline.record)
         facts["verdict"] = verdict_json(verdict)
@@ -154,7 +155,7 @@ def single(cfg: Any, watcher: Watcher) -> int:
         terminal.print_verdict(console, verdict, after.causes[0].tries[:3] if after else ())
     if cfg.json:
         write_json(cfg.json, facts)
-    if switches and interrupted(verdict):
+    if verdict is not None and interrupted(verdict):
         raise KeyboardInterrupt
     return 0
 
