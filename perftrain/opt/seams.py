@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.utils.data import BatchSampler, DataLoader, RandomSampler, SequentialSampler
+from torch.utils.data import BatchSampler, DataLoader, IterableDataset, RandomSampler, SequentialSampler
 
 Batch = Any
 """Whatever the loader yields: a tensor, tuple, dict, dataclass, nested."""
@@ -58,7 +58,14 @@ class LoaderOptions:
             taken["batch_sampler"] = None
         if type(loader.sampler) is SequentialSampler or taken.get("batch_sampler") is not None:
             taken["sampler"] = None
-        elif type(loader.sampler) is RandomSampler and not loader.sampler.replacement and loader.sampler._num_samples is None:
+        elif isinstance(loader.dataset, IterableDataset):
+            taken["sampler"] = None  # torch's own stand-in
+        elif (
+            type(loader.sampler) is RandomSampler
+            and not loader.sampler.replacement
+            and loader.sampler._num_samples is None
+            and loader.sampler.generator is loader.generator
+        ):
             taken.update(sampler=None, shuffle=True)
         if loader.num_workers == 0:
             taken.update(prefetch_factor=None, persistent_workers=False)
