@@ -171,8 +171,8 @@ def build_optimizer(
 def plain_step(workload: Workload, model: nn.Module, optimizer: torch.optim.Optimizer) -> StepFunctions:
     parameters = [p for group in optimizer.param_groups for p in group["params"]]
     clip_norm, scheduler = workload.clip_norm, workload.scheduler
-    if scheduler is not None and getattr(scheduler, "optimizer", optimizer) is not optimizer:
-        scheduler.optimizer = optimizer  # the rebuilt one
+    if optimizer is not workload.optimizer:
+        hand_over(scheduler, workload.optimizer, optimizer)
     return StepFunctions(
         forward=plain_forward(workload, model),
         backward=Tensor.backward,
@@ -183,6 +183,14 @@ def plain_step(workload: Workload, model: nn.Module, optimizer: torch.optim.Opti
         optimizer=optimizer,
         model=model,
     )
+
+
+def hand_over(scheduler: Any, before: torch.optim.Optimizer, optimizer: torch.optim.Optimizer) -> None:
+    """Let ``scheduler``, and those that it chains, act on ``optimizer`` instead of the one that was rebuilt."""
+    if getattr(scheduler, "optimizer", None) is before:
+        scheduler.optimizer = optimizer
+    for inner in getattr(scheduler, "_schedulers", ()):
+        hand_over(inner, before, optimizer)
 
 
 def _clip(parameters: list[Tensor], clip_norm: float) -> None:
