@@ -280,7 +280,8 @@ def check_delay(device: str, steps: int) -> dict[str, Any]:
             middle_s[delayed] += statistics.median(row.step_s for row in rows[steps // 2 :])
         ratios.append(middle_s[True] / middle_s[False])
     ratio = statistics.median(ratios)
-    saw = f"steps are {ratio:.3f} times as long with a delay of {fraction:.0%} (the rounds: {', '.join(f'{r:.2f}' for r in ratios)})"
+    rounds = ", ".join(f"{r:.2f}" for r in ratios)
+    saw = f"steps are {ratio:.3f} times as long with a delay of {fraction:.0%} (the rounds: {rounds})"
     require(abs(ratio - 1 - fraction) < 0.2 * fraction, saw)
     return {"saw": saw}
 
