@@ -46,11 +46,12 @@ def job_of(cfg: Any) -> Job:
     for name, node in zip(plain.get("opt") or {}, opts, strict=True):
         build(node, f"opt.{name}")
     protocol = build({k: v for k, v in plain["measure"].items()}, "measure")
-    recipe = build(plain["recipe"], "recipe")
+    recipe_node = checked(plain["recipe"], "recipe")
+    recipe = build(recipe_node, "recipe")
     if hasattr(recipe, "prepare"):
         recipe.prepare()
     name = str(plain["recipe"]["_target_"]).rsplit(".", 1)[-1].lower()
-    return Job(name, plain["recipe"], Store(Path(str(plain["runs"]))), tuple(opts), find_device(str(plain["device"])), protocol)
+    return Job(name, recipe_node, Store(Path(str(plain["runs"]))), tuple(opts), find_device(str(plain["device"])), protocol)
 
 
 def build(node: Mapping[str, Any], where: str) -> Any:

@@ -155,6 +155,8 @@ def check(line: Line) -> list[Any]:
                 composed.append(compose("config", overrides))
         except HydraException as error:
             raise PerftrainError(explain(error, lambda: _keys(overrides))) from None
+        except ValueError as error:  # a number where the name of a choice belongs
+            raise PerftrainError(f"{error}. Quote a name that reads like a number; --cfg job shows every key.") from None
     return composed
 
 
