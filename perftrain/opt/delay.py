@@ -107,7 +107,7 @@ class _DelayedLoader:
 
     def __init__(self, loader: Iterable[Batch], fraction: float) -> None:
         self.loader = loader
-        self.fraction = fraction
+        self._following = delayed(next, fraction, _spin)  # one for all epochs: the first batch of each is late too
 
     def __len__(self) -> int:
         return len(self.loader)  # type: ignore[arg-type]
@@ -116,11 +116,10 @@ class _DelayedLoader:
         return getattr(self.loader, name)
 
     def __iter__(self) -> Iterator[Batch]:
-        following = delayed(lambda: next(batches), self.fraction, _spin)
         batches = iter(self.loader)
         while True:
             try:
-                batch = following()
+                batch = self._following(batches)
             except StopIteration:
                 return
             yield batch
