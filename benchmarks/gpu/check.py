@@ -442,12 +442,9 @@ def markdown(about: dict[str, Any], rows: Sequence[dict[str, Any]]) -> str:
     lines += ["", f"{len(rows) - len(failed)} of {len(rows)} checks passed.", "", "| check | | seconds | saw |", "|--|--|--|--|"]
     for row in rows:
         facts = row.get("facts") or {}
-        saw = (
-            "; ".join(f"{key}: {value}" for key, value in facts.items() if value is not None)
-            or row.get("why", "").splitlines()[-1]
-        )
+        saw = "; ".join(f"{key}: {value}" for key, value in facts.items() if value is not None) or tail(row.get("why", ""), 1)
         lines.append(
-            f"| {row['check']} | {'passed' if row['ok'] else '**failed**'} | {row['seconds']} | {saw.replace('|', '/')} |"
+            f"| {row['check']} | {'passed' if row['ok'] else '**failed**'} | {row['seconds']} | {' '.join(saw.replace('|', '/').split())} |"
         )
     for row in failed:
         lines += ["", f"## {row['check']}", "", "```", row["why"], "```"]
