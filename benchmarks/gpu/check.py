@@ -443,9 +443,9 @@ def markdown(about: dict[str, Any], rows: Sequence[dict[str, Any]]) -> str:
     for row in rows:
         facts = row.get("facts") or {}
         saw = "; ".join(f"{key}: {value}" for key, value in facts.items() if value is not None) or tail(row.get("why", ""), 1)
-        lines.append(
-            f"| {row['check']} | {'passed' if row['ok'] else '**failed**'} | {row['seconds']} | {' '.join(saw.replace('|', '/').split())} |"
-        )
+        saw = " ".join(saw.replace("|", "/").split())
+        outcome = "passed" if row["ok"] else "**failed**"
+        lines.append(f"| {row['check']} | {outcome} | {row['seconds']} | {saw} |")
     for row in failed:
         lines += ["", f"## {row['check']}", "", "```", row["why"], "```"]
     return "\n".join(lines) + "\n"
