@@ -14,8 +14,12 @@ if TYPE_CHECKING:
 __version__ = "0.1.0"
 __all__ = ["Meter", "PerftrainError", "Trainer", "Workload", "opt"]
 
-_HOMES = {"Trainer": "perftrain.engine.trainer", "Meter": "perftrain.measure.meter", "Workload": "perftrain.opt.seams",
-          "PerftrainError": "perftrain.facts"}
+_HOMES = {
+    "Trainer": "perftrain.engine.trainer",
+    "Meter": "perftrain.measure.meter",
+    "Workload": "perftrain.opt.seams",
+    "PerftrainError": "perftrain.facts",
+}
 
 
 def __getattr__(name: str) -> Any:

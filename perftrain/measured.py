@@ -14,7 +14,6 @@ from hydra.utils import instantiate
 from omegaconf import OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
-from perftrain.compare.duet import Protocol
 from perftrain.compare.job import Job, find_device, key_of
 from perftrain.compare.trial import Baseline, ProgramFailed, Watcher, ensure_baseline, try_switches
 from perftrain.compare.verdict import does_not_run, settings_of
@@ -65,7 +64,9 @@ def build(node: Mapping[str, Any], where: str) -> Any:
         if isinstance(cause, PerftrainError):
             raise cause from None
         if isinstance(cause, ModuleNotFoundError):
-            raise PerftrainError(f"{where} needs the package {cause.name!r}, which is not installed. Try: pip install 'perftrain[recipes]'") from None
+            raise PerftrainError(
+                f"{where} needs the package {cause.name!r}, which is not installed. Try: pip install 'perftrain[recipes]'"
+            ) from None
         if isinstance(cause, TypeError):
             raise PerftrainError(f"{where}: {cause}. --cfg job shows the keys it takes.") from None
         raise
@@ -93,7 +94,9 @@ def checked(node: Mapping[str, Any], where: str) -> Mapping[str, Any]:
     try:
         typed = OmegaConf.merge(OmegaConf.structured(cls), {k: v for k, v in node.items() if k != "_target_"})
     except OmegaConfBaseException as error:
-        raise PerftrainError(f"{where}.{error.full_key}: {str(error).splitlines()[0]}. --cfg job shows the keys and their values.") from None
+        raise PerftrainError(
+            f"{where}.{error.full_key}: {str(error).splitlines()[0]}. --cfg job shows the keys and their values."
+        ) from None
     except PerftrainError:
         raise
     values = OmegaConf.to_container(typed)
@@ -181,7 +184,9 @@ def sweep(line: Line, composed: Sequence[Any], watcher: Watcher, launch: Callabl
     """Let Hydra run one job for each combination, then rank what they found."""
     for cfg in composed:
         if not cfg.get("opt"):
-            raise PerftrainError("A sweep needs switches to compare; a combination has none. Type: python -m perftrain -m +opt=amp,tf32")
+            raise PerftrainError(
+                "A sweep needs switches to compare; a combination has none. Type: python -m perftrain -m +opt=amp,tf32"
+            )
     root = Path(str(composed[0].runs))
     folder = sweep_dir(root, line)
     folder.mkdir(parents=True, exist_ok=True)
@@ -233,7 +238,10 @@ def sweep_job(cfg: Any, watcher: Watcher) -> float | None:
                 job.store.save_verdict({"verdict": verdict_json(verdict)}, key)
     except PerftrainError as error:
         verdict = does_not_run(names, str(error), settings=settings_of(list(opts.values())))
-    write_json(folder / f"verdict-{'+'.join(names)}-{hashlib.sha256(repr(opts).encode()).hexdigest()[:6]}.json", {"verdict": verdict_json(verdict)})
+    write_json(
+        folder / f"verdict-{'+'.join(names)}-{hashlib.sha256(repr(opts).encode()).hexdigest()[:6]}.json",
+        {"verdict": verdict_json(verdict)},
+    )
     console = terminal.stdout_console()
     console.rule(style="dim")
     terminal.print_verdict(console, verdict)

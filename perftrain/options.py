@@ -15,7 +15,19 @@ from perftrain.facts import PerftrainError
 VERBS = ("try", "runs", "doctor", "opts")
 LATER = {"diagnose": "diagnosing", "tune": "tuning", "scale": "scaling studies", "report": "HTML reports", "gate": "the CI gate"}
 FLAGS = {"--json": "json", "--budget": "measure.budget_s", "--runs": "runs", "--config-dir": "hydra.searchpath"}
-HYDRA_FLAGS = ("--cfg", "-c", "--info", "-i", "--resolve", "--package", "-p", "--hydra-help", "--version", "--shell-completion", "-sc")
+HYDRA_FLAGS = (
+    "--cfg",
+    "-c",
+    "--info",
+    "-i",
+    "--resolve",
+    "--package",
+    "-p",
+    "--hydra-help",
+    "--version",
+    "--shell-completion",
+    "-sc",
+)
 """Hydra's flags that only show something."""
 
 HELP = """\
@@ -60,18 +72,22 @@ def sort_out(arguments: Sequence[str]) -> Line:
     rest, flags = _take_flags(list(arguments))
     verb = rest.pop(0) if rest and not rest[0].startswith("-") and "=" not in rest[0] else ""
     if verb in LATER:
-        raise PerftrainError(f"{LATER[verb].capitalize()} is not in this version of perftrain. It has: {', '.join(VERBS)}; see perftrain --help.")
+        raise PerftrainError(
+            f"{LATER[verb].capitalize()} is not in this version of perftrain. It has: {', '.join(VERBS)}; see perftrain --help."
+        )
     if verb and verb not in VERBS:
         near = difflib.get_close_matches(verb, VERBS, 1, 0.4)
         hint = f" Did you mean {near[0]!r}?" if near else ""
-        raise PerftrainError(f"A verb is one of {', '.join(VERBS)}, or none to train; {verb!r} is neither that nor an override (key=value).{hint}")
+        raise PerftrainError(
+            f"A verb is one of {', '.join(VERBS)}, or none to train; {verb!r} is neither that nor an override (key=value).{hint}"
+        )
     if verb == "try":
         if not rest or rest[0].startswith("-") or "=" in rest[0]:
             raise PerftrainError("try needs the names of switches: perftrain try amp,channels_last [overrides].")
         rest[0] = f"+opt=[{rest[0]}]"
     multirun = any(a in ("-m", "--multirun") for a in rest)
     rest = [a for a in rest if a not in ("-m", "--multirun")]
-    overrides = [a for a in rest if "=" in a and not a.startswith("-") or a.startswith("~")]
+    overrides = [a for a in rest if ("=" in a and not a.startswith("-")) or a.startswith("~")]
     hydra_flags = tuple(a for a in rest if a not in overrides)
     _check_flags(hydra_flags)
     return Line(verb, tuple(overrides), multirun, hydra_flags, flags)
@@ -122,7 +138,9 @@ def _value(name: str, value: str) -> str:
     if name != "--config-dir":
         return _quoted(value)
     if not Path(value).is_dir():
-        raise PerftrainError(f"--config-dir names a folder with recipe/*.yaml or opt/*.yaml; {value!r} is none. Try --config-dir ./configs.")
+        raise PerftrainError(
+            f"--config-dir names a folder with recipe/*.yaml or opt/*.yaml; {value!r} is none. Try --config-dir ./configs."
+        )
     return f"[{_quoted('file://' + str(Path(value).resolve()))}]"
 
 
@@ -167,7 +185,9 @@ def _keys(overrides: list[str]) -> list[str]:
     from omegaconf import OmegaConf
 
     def dotted(node: Any, prefix: str) -> list[str]:
-        inner = [f for k, v in node.items() for f in [f"{prefix}{k}", *(dotted(v, f"{prefix}{k}.") if isinstance(v, dict) else [])]]
+        inner = [
+            f for k, v in node.items() for f in [f"{prefix}{k}", *(dotted(v, f"{prefix}{k}.") if isinstance(v, dict) else [])]
+        ]
         return [key for key in inner if not key.endswith("_target_")]
 
     for chosen in ([o for o in overrides if o.startswith(("recipe=", "+opt=", "hydra.searchpath="))], []):

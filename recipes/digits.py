@@ -9,8 +9,6 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import torch
-from perftrain_recipes.checks import check_full_batch, check_positive, check_whole
-from perftrain_recipes.evaluation import classification
 from sklearn.datasets import load_digits
 from sklearn.model_selection import train_test_split
 from sklearn.preprocessing import StandardScaler
@@ -19,6 +17,8 @@ from torch.nn.functional import cross_entropy
 from torch.utils.data import DataLoader, TensorDataset
 
 from perftrain.opt.seams import Workload
+from perftrain_recipes.checks import check_full_batch, check_positive, check_whole
+from perftrain_recipes.evaluation import classification
 
 
 @dataclass(frozen=True)

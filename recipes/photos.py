@@ -8,8 +8,6 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from perftrain_recipes.checks import check_choice, check_full_batch, check_positive, check_text, check_whole
-from perftrain_recipes.evaluation import classification
 from torch.nn.functional import cross_entropy
 from torch.optim.lr_scheduler import LambdaLR
 from torch.utils.data import DataLoader
@@ -20,6 +18,8 @@ from perftrain.data.images import ON_ERROR, ImageFiles, JpegFolder, changed_ns, 
 from perftrain.data.photographs import make_photographs, photographs_folder
 from perftrain.facts import PerftrainError
 from perftrain.opt.seams import Workload
+from perftrain_recipes.checks import check_choice, check_full_batch, check_positive, check_text, check_whole
+from perftrain_recipes.evaluation import classification
 
 MEAN, STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
 """Of ImageNet's pixels, red, green, blue, on a scale of 0..1."""

@@ -71,7 +71,13 @@ def main() -> None:
         f"Command: `python benchmarks/measuring/scatter.py --processes {options.processes} --builds {options.builds}`, nothing else running.",
     ]
     for recipe in TARGETS:
-        lines += ["", f"## {recipe}", "", "| settings | step ms | between steps | between builds | between processes | settle |", "|--|--|--|--|--|--|"]
+        lines += [
+            "",
+            f"## {recipe}",
+            "",
+            "| settings | step ms | between steps | between builds | between processes | settle |",
+            "|--|--|--|--|--|--|",
+        ]
         for name, environment in SETTINGS.items():
             lines.append(f"| {name} | {measure(recipe, environment, options.processes, options.builds)} |")
             print(lines[-1], flush=True)

@@ -9,12 +9,15 @@ where it lies, so looking does not bias the answer.
 from __future__ import annotations
 
 import math
+import os
 import random
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack
 from dataclasses import dataclass, field
 from typing import Any
+
+import psutil
 
 from perftrain.compare.channel import Worker, WorkerFailed
 from perftrain.facts import ArmSummary, PerftrainError, StepBreakdown
@@ -35,9 +38,9 @@ class Protocol:
     """Coarser than this and the answer is "not resolved"."""
     min_effect: float = 0.01
     """A difference that may be smaller than this is no difference."""
-    processes: int = 3
+    processes: int = 5
     """Fresh processes (or pairs) at least."""
-    rounds_per_process: int = 8
+    rounds_per_process: int = 5
     """Rounds of one process at most, before another process takes over."""
     block_s: float = 0.12
     """Seconds of one turn (three steps at least)."""
@@ -73,6 +76,8 @@ class Timing:
     """``spent_s`` at the end of each round."""
     seconds: float = 0.0
     """All in all."""
+    other_cores: float = 0.0
+    """Cores that other programs kept busy meanwhile, on average."""
     interrupted: bool = False
 
     def estimate(self) -> Estimate:
@@ -112,9 +117,9 @@ def time_arms(
     """
     timing = Timing()
     rng = random.Random(protocol.seed)
-    begin = time.monotonic()
+    begin, used_s = time.monotonic(), _others_s()
     split = environments[BASELINE] != environments[VARIANT]
-    minimum = protocol.processes + 2 if split else protocol.processes
+    minimum = protocol.processes
     try:
         while not _done(timing, protocol, minimum):
             left_s = protocol.budget_s - timing.spent_s
@@ -123,7 +128,14 @@ def time_arms(
     except KeyboardInterrupt:
         timing.interrupted = True
     timing.seconds = time.monotonic() - begin
+    timing.other_cores = max(0.0, _others_s() - used_s) / timing.seconds
     return timing
+
+
+def _others_s() -> float:
+    """Core-seconds so far of all programs on this machine but this one and its ended children."""
+    every, own = psutil.cpu_times(), os.times()
+    return every.user + every.system - (own.user + own.system + own.children_user + own.children_system)
 
 
 def _done(timing: Timing, protocol: Protocol, minimum: int) -> bool:

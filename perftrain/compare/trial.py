@@ -7,7 +7,8 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, replace
-from typing import Any, Protocol as Interface
+from typing import Any
+from typing import Protocol as Interface
 
 from perftrain.compare.channel import Worker, WorkerFailed
 from perftrain.compare.duet import BASELINE, VARIANT, Timing, VariantFailed, time_arms
@@ -56,7 +57,9 @@ def ensure_baseline(job: Job, parts: Mapping[str, Any], watcher: Watcher) -> Bas
     found = job.store.baseline(print_)
     if found is not None:
         return Baseline(found, True)
-    with job.store.lock(f"baseline-{print_[:16]}", on_wait=lambda holder: watcher.say(f"Waiting: {holder} records this baseline.")):
+    with job.store.lock(
+        f"baseline-{print_[:16]}", on_wait=lambda holder: watcher.say(f"Waiting: {holder} records this baseline.")
+    ):
         found = job.store.baseline(print_)
         if found is not None:
             return Baseline(found, True)
@@ -80,7 +83,10 @@ def _record_baseline(job: Job, parts: Mapping[str, Any], print_: str, watcher: W
                 for number in range(protocol.parity_seeds):
                     seed = protocol.seed + number
                     answer = worker.call(
-                        "parity", arm=BASELINE, seed=seed, steps=protocol.parity_steps,
+                        "parity",
+                        arm=BASELINE,
+                        seed=seed,
+                        steps=protocol.parity_steps,
                         on_progress=lambda at, done=number: update(done * protocol.parity_steps + at["step"], f"seed {done + 1}"),
                     )
                     if "not_finite" in answer:
@@ -123,13 +129,20 @@ def _record_baseline(job: Job, parts: Mapping[str, Any], print_: str, watcher: W
 def machine_line(device: str, machine: Mapping[str, Any]) -> dict[str, Any]:
     """The few facts about the machine that people want beside every result."""
     gpus = [gpu.get("name", "GPU") for gpu in machine.get("gpus") or []]
-    facts = {"device": device, "cpu": machine.get("cpu_model"), "cores": machine.get("cores_usable"), "memory_bytes": machine.get("memory_bytes")}
+    facts = {
+        "device": device,
+        "cpu": machine.get("cpu_model"),
+        "cores": machine.get("cores_usable"),
+        "memory_bytes": machine.get("memory_bytes"),
+    }
     return {**facts, **({"gpu": f"{len(gpus)} × {gpus[0]}"} if gpus else {})}
 
 
 def _trained(worker: Worker, arm: str, seed: int, steps: int, update: Update) -> dict[str, Any]:
     try:
-        return worker.call("train", arm=arm, seed=seed, steps=steps, on_progress=lambda at: update(at["step"], f"step {at['step']}"))
+        return worker.call(
+            "train", arm=arm, seed=seed, steps=steps, on_progress=lambda at: update(at["step"], f"step {at['step']}")
+        )
     except KeyboardInterrupt:
         worker.interrupt()
         try:
@@ -188,7 +201,9 @@ def _measured(
         alone = _alone(job, environments[VARIANT], watcher, " + ".join(names))
         parity = _parity(job, numerics, alone, baseline)
         if "not_finite" in alone:
-            return changes_result(names, f"{alone['not_finite']} The baseline's does.", parity, seconds=time.monotonic() - begin, **facts)
+            return changes_result(
+                names, f"{alone['not_finite']} The baseline's does.", parity, seconds=time.monotonic() - begin, **facts
+            )
         with watcher.progress(f"Measuring {' + '.join(names)} against the baseline", job.protocol.budget_s) as update:
             timing = time_arms(job.spec(), environments, job.protocol, update)
     except VariantFailed as error:
@@ -199,7 +214,13 @@ def _measured(
 
 
 def _judged(
-    names: list[str], timing: Timing, parity: Parity, baseline: RunRecord, alone: Mapping[str, Any], job: Job, facts: dict[str, Any]
+    names: list[str],
+    timing: Timing,
+    parity: Parity,
+    baseline: RunRecord,
+    alone: Mapping[str, Any],
+    job: Job,
+    facts: dict[str, Any],
 ) -> Verdict:
     if timing.rounds() < 4:
         if timing.interrupted:
@@ -209,6 +230,9 @@ def _judged(
     before = timing.summary(BASELINE, baseline.peak_bytes, baseline.warmup_s)
     after = timing.summary(VARIANT, alone["peak_bytes"], alone["warmup_s"])
     verdict = decide(names, timing.estimate(), parity, before, after, job.protocol, **facts)
+    if timing.other_cores > 0.1:
+        busy = f"other programs kept {timing.other_cores:.1f} cores busy meanwhile: measure on a quiet machine for a narrower interval"
+        verdict = replace(verdict, notes=(*verdict.notes, busy))
     if timing.interrupted:
         verdict = replace(verdict, notes=(*verdict.notes, "interrupted: only the rounds until then are counted"))
     return verdict
@@ -226,7 +250,10 @@ def _alone(job: Job, environment: Mapping[str, str], watcher: Watcher, label: st
     try:
         with Worker(job.spec(), environment) as worker, watcher.progress(f"{label}: losses", protocol.parity_steps) as update:
             return worker.call(
-                "parity", arm=VARIANT, seed=protocol.seed, steps=protocol.parity_steps,
+                "parity",
+                arm=VARIANT,
+                seed=protocol.seed,
+                steps=protocol.parity_steps,
                 on_progress=lambda at: update(at["step"], f"step {at['step']}"),
             )
     except WorkerFailed as failure:

@@ -51,7 +51,10 @@ def _speed(found: Estimate, protocol: Protocol) -> tuple[Decision, str]:
         return Decision.SLOWER, f"{interval}: the whole interval lies below 1"
     seen = max(found.resolution, protocol.min_effect)
     if found.resolution > protocol.max_resolution:
-        return Decision.NOT_RESOLVED, f"{interval} is too wide: only an effect over {seen:.1%} would have been seen; give it more --budget"
+        return (
+            Decision.NOT_RESOLVED,
+            f"{interval} is too wide: only an effect over {seen:.1%} would have been seen; give it more --budget",
+        )
     return Decision.NO_DIFFERENCE, f"{interval}: an effect over {seen:.1%} would have been seen, and there is none"
 
 

@@ -107,8 +107,16 @@ class Host:
             seed_everything(seed)
             workload = self.recipe.build(seed)
         trainer = Trainer(
-            workload.model, workload.loss_fn, workload.optimizer, workload.loader, opt=self.switches[arm], step=workload.step,
-            evaluate=workload.evaluate, scheduler=workload.scheduler, clip_norm=workload.clip_norm, device=self.device,
+            workload.model,
+            workload.loss_fn,
+            workload.optimizer,
+            workload.loader,
+            opt=self.switches[arm],
+            step=workload.step,
+            evaluate=workload.evaluate,
+            scheduler=workload.scheduler,
+            clip_norm=workload.clip_norm,
+            device=self.device,
             counters=workload.counters,
         )
         told = time.monotonic()

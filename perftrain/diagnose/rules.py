@@ -38,7 +38,9 @@ def diagnose_phases(
     """
     shares = {phase: breakdown.share(phase) for phase in breakdown.phase_s}
     compute_share = breakdown.share("forward", "backward")
-    causes = [_phase_cause(phase, shares[phase], breakdown, switches) for phase in PHASE_LABEL if shares.get(phase, 0) >= NOTABLE_SHARE]
+    causes = [
+        _phase_cause(phase, shares[phase], breakdown, switches) for phase in PHASE_LABEL if shares.get(phase, 0) >= NOTABLE_SHARE
+    ]
     compute = _compute_cause(compute_share, breakdown, switches, peaks or {})
     causes.append(compute)
     causes.sort(key=lambda cause: -cause.share)
@@ -55,7 +57,9 @@ def _phase_cause(phase: str, share: float, breakdown: StepBreakdown, switches: M
         share=share,
         upper_bound=1 / max(1e-3, 1 - share),
         confidence=0.6,
-        evidence=(Evidence(f"{WORDS[phase]} takes {1e3 * seconds:.3g} ms of every {1e3 * breakdown.step_s:.3g} ms step ({share:.0%})"),),
+        evidence=(
+            Evidence(f"{WORDS[phase]} takes {1e3 * seconds:.3g} ms of every {1e3 * breakdown.step_s:.3g} ms step ({share:.0%})"),
+        ),
         tries=_tries(label, switches),
         avoids=_avoids(label, switches, f"{share:.0%} of the step is {WORDS[phase]}, which it does not touch"),
     )
@@ -73,8 +77,15 @@ def _compute_cause(
     bound = Gain.from_share(share, factor, factor, "").low if label is Bottleneck.COMPUTE_PRECISION else 1.0
     related = (label, Bottleneck.COMPUTE_LAYOUT, Bottleneck.LAUNCH_OVERHEAD, Bottleneck.COMPUTE_MEMORY_BOUND)
     tries = tuple(dict.fromkeys(t for each in related for t in _tries(each, switches)))[:4]
-    return Cause(label, share, bound, 0.5, tuple(lines), tries=tries,
-                 avoids=_avoids(label, switches, f"{share:.0%} of the step is forward and backward, which it does not touch", related))
+    return Cause(
+        label,
+        share,
+        bound,
+        0.5,
+        tuple(lines),
+        tries=tries,
+        avoids=_avoids(label, switches, f"{share:.0%} of the step is forward and backward, which it does not touch", related),
+    )
 
 
 def precision_factor(peaks: Mapping[str, Any]) -> float:

@@ -29,7 +29,9 @@ def make_plan(switches: Sequence[Switch], device: torch.device) -> Plan:
     return plan
 
 
-def assemble(workload: Workload, switches: Sequence[Switch], device: torch.device, dataset: Callable[[Any], Any] | None = None) -> Run:
+def assemble(
+    workload: Workload, switches: Sequence[Switch], device: torch.device, dataset: Callable[[Any], Any] | None = None
+) -> Run:
     """Build the run. Call it inside :func:`perftrain.engine.process.process_settings` of the same switches.
 
     Args:
@@ -110,8 +112,11 @@ def endless(loader: Iterable[Batch]) -> Iterator[Batch]:
         if empty:
             raise PerftrainError(
                 "A loader must give at least one batch each time it is iterated; "
-                + ("it gave none. Is the dataset smaller than batch_size with drop_last=True?" if epoch == 0 else
-                   f"it was exhausted after pass {epoch}. Give a DataLoader (or any object whose __iter__ starts anew), not a generator.")
+                + (
+                    "it gave none. Is the dataset smaller than batch_size with drop_last=True?"
+                    if epoch == 0
+                    else f"it was exhausted after pass {epoch}. Give a DataLoader (or any object whose __iter__ starts anew), not a generator."
+                )
             )
         epoch += 1
 
@@ -154,8 +159,11 @@ def build_optimizer(
     for switch in switches:
         options = switch.optimizer(options)
     final = {plain_name(name): parameter for name, parameter in model.named_parameters()}
-    moved = any(name and final.get(name) is not p for g, o in zip(groups, optimizer.param_groups, strict=True)
-                for name, p in zip(g["params"], o["params"], strict=True))
+    moved = any(
+        name and final.get(name) is not p
+        for g, o in zip(groups, optimizer.param_groups, strict=True)
+        for name, p in zip(g["params"], o["params"], strict=True)
+    )
     if options == before and not moved:
         return optimizer
     if any("" in group["params"] for group in groups):
@@ -204,7 +212,13 @@ def plain_forward(workload: Workload, model: nn.Module) -> Callable[[Batch], Los
 
         def call_step(batch: Batch) -> Losses:
             found = step(model, batch)
-            return found if isinstance(found, Mapping) else {"loss": found}
+            if not isinstance(found, Mapping):
+                return {"loss": found}
+            if "loss" not in found:
+                raise PerftrainError(
+                    f"step(model, batch) returns a loss, or several by name with 'loss' among them; it had {', '.join(found)}."
+                )
+            return found
 
         return call_step
     if loss_fn is None:

@@ -169,12 +169,10 @@ class Trainer:
         self.model.train()
         return found
 
-    def _make_record(
-        self, status: str, reason: str, metrics: dict[str, float], started: datetime, seconds: float
-    ) -> RunRecord:
+    def _make_record(self, status: str, reason: str, metrics: dict[str, float], started: datetime, seconds: float) -> RunRecord:
         try:
             rows = self.meter.rows()
-        except PerftrainError:  # the losses hold a NaN that was reported already
+        except PerftrainError:  # a NaN among the last losses; it is said once
             rows = self.meter.rows()
         steady = breakdown_of(rows)
         losses = {f"train_{name}": values[-1] for name, values in self.meter.losses().items() if values}

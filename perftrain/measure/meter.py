@@ -63,6 +63,7 @@ class Meter:
         self._before: Any = None
         self._losses: list[dict[str, float] | None] = []
         self._pending_losses: list[Mapping[str, Tensor] | None] = []
+        self._checked = 0
         self._watched: list[Any] = []
         self._on_device = self.device.type == "cuda"
         now = self._event if self._on_device else perf_counter
@@ -138,15 +139,14 @@ class Meter:
     # --- reading ---
     def _read_losses(self) -> None:
         """Losses that are still on the device, in one go; then the check."""
-        first = len(self._losses)
         pending, self._pending_losses = self._pending_losses, []
         names = {name for losses in pending if losses for name in losses}
         read = {n: iter(torch.stack([p[n].float() for p in pending if p and n in p]).tolist()) for n in names}
         for losses in pending:
             self._losses.append({n: next(read[n]) for n in losses} if losses else None)
+        start, self._checked = self._checked, len(self._losses)
         if not self._stop_on_nan:
             return
-        start = first if pending else max(0, len(self._losses) - CHECK_EVERY)
         for step, found in enumerate(self._losses[start:], start):
             if found and not math.isfinite(found["loss"]):
                 raise NotFiniteLoss(f"The loss must stay finite; it was {found['loss']} at step {step}.", step)

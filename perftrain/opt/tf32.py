@@ -39,7 +39,9 @@ class TF32(Switch):
 
     def __post_init__(self) -> None:
         if self.precision not in PRECISIONS:
-            raise PerftrainError(f"tf32.precision is one of {', '.join(PRECISIONS)}; it was {self.precision!r}. Try opt.tf32.precision=tf32.")
+            raise PerftrainError(
+                f"tf32.precision is one of {', '.join(PRECISIONS)}; it was {self.precision!r}. Try opt.tf32.precision=tf32."
+            )
 
     def unavailable(self, plan: Plan) -> str:
         if plan.device.type == "cuda":
@@ -56,7 +58,9 @@ class TF32(Switch):
 
     def predict(self, now: StepBreakdown) -> Gain:
         share = now.share("forward", "backward")
-        return Gain.from_share(share, 1.0, 2.0, f"forward and backward are {share:.0%} of the step; only their products can shrink")
+        return Gain.from_share(
+            share, 1.0, 2.0, f"forward and backward are {share:.0%} of the step; only their products can shrink"
+        )
 
     @contextmanager
     def process(self) -> Iterator[None]:  # type: ignore[override]

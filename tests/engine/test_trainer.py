@@ -213,7 +213,6 @@ def test_no_record_before_fit() -> None:
 
 
 # --- how it can end ---
-@pytest.mark.xfail(strict=True, reason="the record is not made: reading the rows reports the same NaN again, twice")
 def test_nan_stops_and_the_record_says_so() -> None:
     def step(model: nn.Module, batch: Any) -> Tensor:
         return cross_entropy(model(batch[0]), batch[1]) * (float("nan") if len(seen) >= 5 else 1.0)
@@ -227,7 +226,6 @@ def test_nan_stops_and_the_record_says_so() -> None:
     assert len(seen) <= 64
 
 
-@pytest.mark.xfail(strict=True, reason="the record is not made: reading the rows reports the same NaN again, twice")
 def test_nan_in_a_short_run_is_seen_at_its_end() -> None:
     fitted = trainer(loss_fn=lambda out, y: cross_entropy(out, y) * float("nan"))
     with pytest.raises(NotFiniteLoss, match="at step 0"):

@@ -4,9 +4,10 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import perftrain_configs
 import pytest
 import yaml
+
+import perftrain_configs
 
 
 @pytest.fixture
