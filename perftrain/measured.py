@@ -44,7 +44,7 @@ def job_of(cfg: Any) -> Job:
     opts = [checked(node, f"opt.{name}") for name, node in (plain.get("opt") or {}).items()]
     for name, node in zip(plain.get("opt") or {}, opts, strict=True):
         build(node, f"opt.{name}")
-    protocol = build({k: v for k, v in plain["measure"].items()}, "measure")
+    protocol = build(plain["measure"], "measure")
     recipe_node = checked(plain["recipe"], "recipe")
     recipe = build(recipe_node, "recipe")
     if hasattr(recipe, "prepare"):
@@ -105,9 +105,7 @@ def checked(node: Mapping[str, Any], where: str) -> Mapping[str, Any]:
 
 
 # --- facts for people ---
-def candidates(
-    breakdown: StepBreakdown, on: Sequence[str], device: str, workload: Mapping[str, Any]
-) -> dict[str, tuple[Card, Gain]]:
+def candidates(breakdown: StepBreakdown, on: Sequence[str], device: str, workload: Mapping[str, Any]) -> dict[str, tuple[Card, Gain]]:
     """The switches that run here, have something to act on and are not on yet, with what they promise for this step."""
     plan = Plan(device=torch.device(device))
     found = {}
@@ -184,9 +182,7 @@ def sweep(line: Line, composed: Sequence[Any], watcher: Watcher, launch: Callabl
     """Let Hydra run one job for each combination, then rank what they found."""
     for cfg in composed:
         if not cfg.get("opt"):
-            raise PerftrainError(
-                "A sweep needs switches to compare; a combination has none. Type: python -m perftrain -m +opt=amp,tf32"
-            )
+            raise PerftrainError("A sweep needs switches to compare; a combination has none. Type: python -m perftrain -m +opt=amp,tf32")
     root = Path(str(composed[0].runs))
     folder = sweep_dir(root, line)
     folder.mkdir(parents=True, exist_ok=True)

@@ -7,6 +7,7 @@ import importlib.util
 import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -172,7 +173,7 @@ def check(line: Line) -> list[Any]:
             with initialize_config_dir(config_dir(), version_base="1.3"):
                 composed.append(compose("config", overrides))
         except HydraException as error:
-            raise PerftrainError(explain(error, lambda: _keys(overrides))) from None
+            raise PerftrainError(explain(error, partial(_keys, overrides))) from None
         except ValueError as error:  # a number where the name of a choice belongs
             raise PerftrainError(f"{error}. Quote a name that reads like a number; --cfg job shows every key.") from None
     return composed
@@ -185,9 +186,7 @@ def _keys(overrides: list[str]) -> list[str]:
     from omegaconf import OmegaConf
 
     def dotted(node: Any, prefix: str) -> list[str]:
-        inner = [
-            f for k, v in node.items() for f in [f"{prefix}{k}", *(dotted(v, f"{prefix}{k}.") if isinstance(v, dict) else [])]
-        ]
+        inner = [f for k, v in node.items() for f in [f"{prefix}{k}", *(dotted(v, f"{prefix}{k}.") if isinstance(v, dict) else [])]]
         return [key for key in inner if not key.endswith("_target_")]
 
     for chosen in ([o for o in overrides if o.startswith(("recipe=", "+opt=", "hydra.searchpath="))], []):

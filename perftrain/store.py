@@ -287,9 +287,7 @@ class Store:
                 lock.acquire(poll_interval=0.05)
         try:
             with suppress(OSError):  # a courtesy to those who wait
-                holder.write_text(
-                    f"process {os.getpid()} on {socket.gethostname()} since {datetime.now(UTC):%Y-%m-%d %H:%M:%S} UTC\n"
-                )
+                holder.write_text(f"process {os.getpid()} on {socket.gethostname()} since {datetime.now(UTC):%Y-%m-%d %H:%M:%S} UTC\n")
             yield
         finally:
             lock.release()
@@ -307,12 +305,8 @@ class Store:
             except FileNotFoundError:
                 continue
             except OSError as error:
-                raise PerftrainError(
-                    f"{place} cannot be read: {error.strerror}. Mend its permissions, or move it away."
-                ) from error
-        raise PerftrainError(
-            f"A record needs the file {file}, and there is none. `perftrain runs --runs {self.root}` lists the runs."
-        )
+                raise PerftrainError(f"{place} cannot be read: {error.strerror}. Mend its permissions, or move it away.") from error
+        raise PerftrainError(f"A record needs the file {file}, and there is none. `perftrain runs --runs {self.root}` lists the runs.")
 
     def _publish(self, temporary: Path, record: RunRecord) -> Path:
         """Move a finished folder to its name. The caller holds the lock that serializes this."""

@@ -11,9 +11,7 @@ from perftrain.facts import PerftrainError
 def check_whole(name: str, value: object, at_least: int, example: int) -> None:
     """Raise a :class:`PerftrainError` unless ``value`` is a whole number of ``at_least`` or more."""
     if isinstance(value, bool) or not isinstance(value, int) or value < at_least:
-        raise PerftrainError(
-            f"recipe.{name} must be a whole number, {at_least} or more: seen {value!r}. Type recipe.{name}={example}."
-        )
+        raise PerftrainError(f"recipe.{name} must be a whole number, {at_least} or more: seen {value!r}. Type recipe.{name}={example}.")
 
 
 def check_positive(name: str, value: object, example: float) -> None:

@@ -22,9 +22,7 @@ SMALL = (
 Told = subprocess.CompletedProcess[str]
 
 
-def run_cli(
-    *arguments: str, cwd: Path, env: dict[str, str] | None = None, timeout_s: float = 120
-) -> subprocess.CompletedProcess[str]:
+def run_cli(*arguments: str, cwd: Path, env: dict[str, str] | None = None, timeout_s: float = 120) -> subprocess.CompletedProcess[str]:
     """``python -m perftrain`` in a process of its own."""
     line = [sys.executable, "-m", "perftrain", *arguments]
     return subprocess.run(line, cwd=cwd, env={**os.environ, **(env or {})}, timeout=timeout_s, capture_output=True, text=True)

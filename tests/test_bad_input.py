@@ -210,9 +210,7 @@ def test_a_truncated_photo_stops_or_is_skipped_and_counted(tmp_path: Path, on_er
 @pytest.mark.slow
 def test_switches_that_break_the_program_get_their_verdict(mine: Any, tmp_path: Path) -> None:
     flags, env = mine
-    told = run_cli(
-        *SMALL, *flags, "-m", "+opt=no_number,memory,killed", "--budget", "3", "--json", "out.json", cwd=tmp_path, env=env
-    )
+    told = run_cli(*SMALL, *flags, "-m", "+opt=no_number,memory,killed", "--budget", "3", "--json", "out.json", cwd=tmp_path, env=env)
     assert told.returncode == 0, told.stderr
     found = json.loads((tmp_path / "out.json").read_text())["verdicts"]
     assert [v["decision"] for v in found] == ["changes_result", "does_not_run", "does_not_run"]

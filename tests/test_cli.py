@@ -37,9 +37,7 @@ def measured(tmp_path_factory: pytest.TempPathFactory) -> Measured:
     return Measured(folder / "runs", told, json.loads((folder / "out.json").read_text()))
 
 
-def in_the_same_runs(
-    measured: Measured, *arguments: str, budget: int = 5
-) -> tuple[subprocess.CompletedProcess[str], dict[str, Any]]:
+def in_the_same_runs(measured: Measured, *arguments: str, budget: int = 5) -> tuple[subprocess.CompletedProcess[str], dict[str, Any]]:
     folder = measured.runs.parent
     out = folder / "again.json"
     out.unlink(missing_ok=True)
@@ -108,9 +106,7 @@ def test_another_batch_size_is_another_baseline(measured: Measured) -> None:
 
 
 @pytest.mark.slow
-def test_a_killed_sweep_goes_on_and_a_failing_arm_stops_nobody(
-    measured: Measured, start: Callable[..., subprocess.Popen[str]]
-) -> None:
+def test_a_killed_sweep_goes_on_and_a_failing_arm_stops_nobody(measured: Measured, start: Callable[..., subprocess.Popen[str]]) -> None:
     line = (*SMALL, "-m", "+opt=channels_last,tf32,nothing", "--budget", "6", "--runs", str(measured.runs))
     first = start(*line)
     wait_for(lambda: list(measured.runs.glob("sweeps/*/verdict-tf32-*.json")), 90, "the first measured verdict of the sweep")

@@ -17,9 +17,7 @@ from perftrain.opt import all_switches
 
 CONFIGS = Path(perftrain.__file__).parent.parent / "configs"
 OPTS = sorted((CONFIGS / "opt").glob("*.yaml"))
-SWITCH_FILES = [
-    p for p in sorted((Path(perftrain.__file__).parent / "opt").glob("*.py")) if p.stem not in ("__init__", "base", "seams")
-]
+SWITCH_FILES = [p for p in sorted((Path(perftrain.__file__).parent / "opt").glob("*.py")) if p.stem not in ("__init__", "base", "seams")]
 GROUPS = sorted(p for p in CONFIGS.glob("*/*.yaml"))
 
 

@@ -53,9 +53,7 @@ def loader(**rest: Any) -> DataLoader[Any]:
 
 def trainer(*switches: Switch, model: nn.Module | None = None, lr: float = 0.1, **rest: Any) -> Trainer:
     model = model or convnet()
-    return Trainer(
-        model, rest.pop("loss_fn", cross_entropy), torch.optim.SGD(model.parameters(), lr=lr), loader(), opt=switches, **rest
-    )
+    return Trainer(model, rest.pop("loss_fn", cross_entropy), torch.optim.SGD(model.parameters(), lr=lr), loader(), opt=switches, **rest)
 
 
 def losses(*switches: Switch, steps: int = 10) -> list[float]:
@@ -92,9 +90,7 @@ def runnable(name: str) -> Switch:
 def run_python(source: str, **variables: str) -> list[str]:
     """Words printed by ``source`` in a process of its own."""
     environment = {k: v for k, v in os.environ.items() if k != "GLIBC_TUNABLES"} | variables
-    return subprocess.run(
-        [sys.executable, "-c", source], env=environment, check=True, capture_output=True, text=True
-    ).stdout.split()
+    return subprocess.run([sys.executable, "-c", source], env=environment, check=True, capture_output=True, text=True).stdout.split()
 
 
 # --- the card ---

@@ -42,9 +42,7 @@ def imported(source: str, module: str, known: set[str]) -> Iterator[tuple[int, s
         if isinstance(node, ast.Import):
             yield from ((node.lineno, a.name) for a in node.names if a.name.startswith("perftrain."))
         elif isinstance(node, ast.ImportFrom):
-            base = (
-                ".".join([*package[: -node.level], *([node.module] if node.module else [])]) if node.level else node.module or ""
-            )
+            base = ".".join([*package[: -node.level], *([node.module] if node.module else [])]) if node.level else node.module or ""
             if base.split(".")[0] == "perftrain":
                 for name in node.names:
                     full = f"{base}.{name.name}"
@@ -116,9 +114,7 @@ def test_report_needs_only_rich_and_the_standard_library() -> None:
 
 
 def test_the_loop_names_no_switch() -> None:
-    targets = {
-        target for _, target in imported((ROOT / "engine/loop.py").read_text(), "perftrain.engine.loop", set(modules(ROOT)))
-    }
+    targets = {target for _, target in imported((ROOT / "engine/loop.py").read_text(), "perftrain.engine.loop", set(modules(ROOT)))}
     assert {t for t in targets if room_of(t) == "opt"} <= {"perftrain.opt.seams"}
 
 

@@ -45,10 +45,7 @@ def a_run(run_id: str = "run-1", **changes: Any) -> RunRecord:
 
 
 def some_rows(count: int = 3) -> list[StepRow]:
-    return [
-        StepRow(i, {"data_wait": 0.1 * i, "forward": 1 / 3}, samples=64, loss=1 / (i + 1), peak_bytes=1000 + i)
-        for i in range(count)
-    ]
+    return [StepRow(i, {"data_wait": 0.1 * i, "forward": 1 / 3}, samples=64, loss=1 / (i + 1), peak_bytes=1000 + i) for i in range(count)]
 
 
 def in_python(code: str, *arguments: object, **variables: str) -> subprocess.Popen[str]:
@@ -70,9 +67,7 @@ def visible(folder: Path) -> set[str]:
 # --- round trips ---
 def test_a_run_comes_back_as_it_was(tmp_path: Path) -> None:
     store = Store(tmp_path / "deep" / "runs")
-    record = a_run(
-        metrics={"accuracy": 0.1 + 0.2}, parity_losses={"0": [1.5, 0.1], "1": [math.pi]}, peak_bytes=2**40, reason="é → ü"
-    )
+    record = a_run(metrics={"accuracy": 0.1 + 0.2}, parity_losses={"0": [1.5, 0.1], "1": [math.pi]}, peak_bytes=2**40, reason="é → ü")
     folder = store.save(record, some_rows())
     assert folder == tmp_path / "deep" / "runs" / "run-1"
     assert visible(store.root) == {"run-1"}
@@ -179,9 +174,7 @@ def test_a_newer_schema_is_refused_and_left_alone(tmp_path: Path) -> None:
         lambda: store.verdict("amp"),
         lambda: store.save_verdict({"decision": "faster"}, "amp"),
     ):
-        with pytest.raises(
-            PerftrainError, match=rf"has schema {SCHEMA + 1}.*reads up to {SCHEMA}.*Upgrade perftrain.*--runs DIR"
-        ):
+        with pytest.raises(PerftrainError, match=rf"has schema {SCHEMA + 1}.*reads up to {SCHEMA}.*Upgrade perftrain.*--runs DIR"):
             attempt()
     assert (folder / "run.json").read_text() == (tmp_path / "verdicts" / "amp.json").read_text() == newer
     assert visible(tmp_path) == {"run-1", "verdicts"}
@@ -203,9 +196,7 @@ def test_complete_replaces_partial_and_is_never_replaced(tmp_path: Path) -> None
     assert visible(tmp_path) == {"run-1"}
 
 
-KILLED_AT = [
-    f"{function} {call}" for function, calls in (("mkdir", 2), ("fsync", 2), ("rename", 2)) for call in range(1, calls + 1)
-]
+KILLED_AT = [f"{function} {call}" for function, calls in (("mkdir", 2), ("fsync", 2), ("rename", 2)) for call in range(1, calls + 1)]
 
 
 @pytest.mark.parametrize("moment", KILLED_AT)
@@ -371,8 +362,7 @@ def test_verdicts_are_kept_by_key(tmp_path: Path) -> None:
 # --- a disk that refuses ---
 def mounted(folder: Path, options: str) -> bool:
     return (
-        os.geteuid() == 0
-        and subprocess.run(["mount", "-t", "tmpfs", "-o", options, "none", folder], capture_output=True).returncode == 0
+        os.geteuid() == 0 and subprocess.run(["mount", "-t", "tmpfs", "-o", options, "none", folder], capture_output=True).returncode == 0
     )
 
 
@@ -454,9 +444,7 @@ def test_a_fingerprint_is_the_same_in_every_process_and_order() -> None:
 
 
 def test_differences_name_the_nested_key_and_both_values() -> None:
-    assert differences({"software": {"torch": "2.14.1"}}, {"software": {"torch": "2.13.0"}}) == [
-        "software.torch: 2.14.1 → 2.13.0"
-    ]
+    assert differences({"software": {"torch": "2.14.1"}}, {"software": {"torch": "2.13.0"}}) == ["software.torch: 2.14.1 → 2.13.0"]
     assert differences({"a": 1, "b": {"c": math.nan}}, {"a": 1, "b": {"c": math.inf}}) == ["b.c: nan → inf"]
     assert differences({"x": [1, 2]}, {"x": [1, 3, 4]}) == ["x[1]: 2 → 3", "x[2]: absent → 4"]
     assert differences({"x": 1}, {"x": "1"}) == ['x: 1 → "1"']

@@ -87,9 +87,7 @@ def trained(device: str, steps: int, seed: int = 0, opt: Sequence[Any] = (), loo
 
     seed_everything(seed)
     work = workload(seed)
-    trainer = Trainer(
-        work.model, work.loss_fn, work.optimizer, work.loader, opt=list(opt), clip_norm=work.clip_norm, device=device
-    )
+    trainer = Trainer(work.model, work.loss_fn, work.optimizer, work.loader, opt=list(opt), clip_norm=work.clip_norm, device=device)
     if look:
         look(trainer)
     seed_everything(seed)
@@ -167,9 +165,7 @@ def check_tf32(device: str, steps: int) -> dict[str, Any]:
         tf32_error = error()
     require(error() == own_error, "float32 products are not what they were before the switch")
     if torch.device(device).type == "cuda":
-        require(
-            own_error < 1e-5, f"float32 products without the switch have a relative error of {own_error:.1e}: TF32 is on already"
-        )
+        require(own_error < 1e-5, f"float32 products without the switch have a relative error of {own_error:.1e}: TF32 is on already")
         require(1e-5 < tf32_error < 1e-2, f"TF32 products have a relative error of {tf32_error:.1e}; 1e-5 to 1e-2 was expected")
     return {**found, "before": before, "relative error": f"{own_error:.1e} without, {tf32_error:.1e} with"}
 
@@ -294,9 +290,7 @@ def check_peaks(device: str, steps: int) -> dict[str, Any]:
     shown = {name: f"{rate / 1e12:.4g} T{'FLOP' if name.startswith('matmul') else 'B'}/s" for name, rate in rates.items()}
     if device.startswith("cuda"):
         require(rates["matmul bfloat16"] > 2 * rates["matmul float32"], f"bfloat16 should be over twice float32: {shown}")
-        require(
-            rates["copy memory"] > 2 * rates["copy host_to_device"], f"device memory should be far faster than the bus: {shown}"
-        )
+        require(rates["copy memory"] > 2 * rates["copy host_to_device"], f"device memory should be far faster than the bus: {shown}")
     return shown
 
 
@@ -453,9 +447,7 @@ def markdown(about: dict[str, Any], rows: Sequence[dict[str, Any]]) -> str:
 
 def save(stem: Path, about: dict[str, Any], rows: Sequence[dict[str, Any]]) -> None:
     stem.parent.mkdir(parents=True, exist_ok=True)
-    stem.with_name(stem.name + ".json").write_text(
-        json.dumps({"schema": 1, "about": about, "checks": list(rows)}, indent=1) + "\n"
-    )
+    stem.with_name(stem.name + ".json").write_text(json.dumps({"schema": 1, "about": about, "checks": list(rows)}, indent=1) + "\n")
     stem.with_name(stem.name + ".md").write_text(markdown(about, rows))
 
 
@@ -475,9 +467,7 @@ def main() -> int:
 
     device, steps = ("cpu", 12) if given.dry_run else ("cuda", 30)
     if device == "cuda" and not torch.cuda.is_available():
-        print(
-            f"This check needs a CUDA device; torch {torch.__version__} sees none here (--dry-run tries the script on the CPU)."
-        )
+        print(f"This check needs a CUDA device; torch {torch.__version__} sees none here (--dry-run tries the script on the CPU).")
         return 2
     total_s = 150.0 if given.dry_run else TOTAL_S
     about = {**describe(device), "date": datetime.date.today().isoformat(), "command": " ".join(["python", *sys.argv])}
@@ -492,17 +482,13 @@ def main() -> int:
         for number, (kind, first, second) in enumerate(tasks):
             left_s = total_s - (time.monotonic() - begin)
             if left_s < 5:
-                rows.append(
-                    {"check": f"{kind} {first} {second}".strip(), "ok": False, "why": "no time left for it", "seconds": 0.0}
-                )
+                rows.append({"check": f"{kind} {first} {second}".strip(), "ok": False, "why": "no time left for it", "seconds": 0.0})
             elif kind == "check":
                 rows.append(run_check(first, device, steps, left_s))
             else:
                 # A verdict takes half a minute around its timing; what is left is shared out evenly.
                 share_s = left_s / (len(tasks) - number)
-                rows.append(
-                    run_verdict(first, second, device, folder, min(45.0, max(8.0, share_s - 12)), min(left_s, 3 * share_s))
-                )
+                rows.append(run_verdict(first, second, device, folder, min(45.0, max(8.0, share_s - 12)), min(left_s, 3 * share_s)))
             row = rows[-1]
             outcome = "passed" if row["ok"] else "FAILED: " + tail(row["why"], 1)
             print(f"[{time.monotonic() - begin:4.0f} s] {row['check']}: {outcome}", flush=True)

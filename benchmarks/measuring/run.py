@@ -78,9 +78,7 @@ def compare(case: Case, number: int) -> dict[str, Any]:
         protocol = replace(protocol, budget_s=case.budget_s)
     switch = Delay(fraction=case.fraction) if case.fraction else Nothing()
     target = f"{type(switch).__module__}.{type(switch).__name__}"
-    job = Job(
-        case.recipe, {"_target_": RECIPES[case.recipe]}, Store("runs"), ({"_target_": target, **vars(switch)},), "cpu", protocol
-    )
+    job = Job(case.recipe, {"_target_": RECIPES[case.recipe]}, Store("runs"), ({"_target_": target, **vars(switch)},), "cpu", protocol)
     environments, _ = job.environments(job.switches())
     timing = time_arms(job.spec(), environments, protocol)
     arms = [timing.summary(arm, None, 0.0) for arm in (BASELINE, VARIANT)]
@@ -148,7 +146,8 @@ def table(rows: list[dict[str, Any]], facts: dict[str, Any]) -> str:
     lines = [
         f"# Measuring on {facts['cpu_model']}, {facts['cores_usable']} cores, {facts['date']}",
         "",
-        f"torch {facts['torch']}; command: `python benchmarks/measuring/run.py`; made from the {len(rows)} comparisons in the .jsonl beside it.",
+        f"torch {facts['torch']}; command: `python benchmarks/measuring/run.py`; "
+        f"made from the {len(rows)} comparisons in the .jsonl beside it.",
         "",
         "| case | truth | comparisons | decisions | interval covers the truth | median half width | median resolution | seconds each |",
         "|--|--|--|--|--|--|--|--|",
@@ -167,7 +166,8 @@ def table(rows: list[dict[str, Any]], facts: dict[str, Any]) -> str:
                 "|--|--|--|--|--|",
             ]
             lines += [
-                f"| {b['budget_s']} | {b['rounds']} | {b['speedup']:.4f} | [{b['ci95'][0]:.4f}, {b['ci95'][1]:.4f}] | {b['resolution']:.2%} |"
+                f"| {b['budget_s']} | {b['rounds']} | {b['speedup']:.4f} "
+                f"| [{b['ci95'][0]:.4f}, {b['ci95'][1]:.4f}] | {b['resolution']:.2%} |"
                 for b in row["by_budget"]
             ]
     return "\n".join(lines) + "\n"
@@ -180,7 +180,8 @@ def _line(case: Case, own: list[dict[str, Any]]) -> str:
     half = np.median([np.log(r["ci95"][1] / r["ci95"][0]) / 2 for r in own])
     return (
         f"| {case.name} | {1 / (1 + case.fraction):.3f} | {len(own)} of {case.count} | {decisions} | {covers} of {len(own)} "
-        f"({low:.0%}–{high:.0%}) | ±{half:.2%} | {np.median([r['resolution'] for r in own]):.2%} | {np.median([r['seconds'] for r in own]):.0f} |"
+        f"({low:.0%}–{high:.0%}) | ±{half:.2%} "
+        f"| {np.median([r['resolution'] for r in own]):.2%} | {np.median([r['seconds'] for r in own]):.0f} |"
     )
 
 

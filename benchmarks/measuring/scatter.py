@@ -68,7 +68,8 @@ def main() -> None:
     lines = [
         f"# Scatter of step times on {described['cpu_model']}, {described['cores_usable']} cores, {date.today()}",
         "",
-        f"Command: `python benchmarks/measuring/scatter.py --processes {options.processes} --builds {options.builds}`, nothing else running.",
+        f"Command: `python benchmarks/measuring/scatter.py --processes {options.processes} --builds {options.builds}`, "
+        "nothing else running.",
     ]
     for recipe in TARGETS:
         lines += [

@@ -143,9 +143,7 @@ def main() -> None:
         "overhead": summarize(overhead),
         "startup": startup_summary(startup),
         "processes": {
-            "overhead": {
-                n: [{w.name: process_row(found[w.name]) for w in WORKLOADS} for found in o] for n, o in overhead.items()
-            },
+            "overhead": {n: [{w.name: process_row(found[w.name]) for w in WORKLOADS} for found in o] for n, o in overhead.items()},
             "startup_s": startup,
         },
     }

@@ -78,9 +78,7 @@ def arm_summary(name: str, rows: Sequence[dict[str, Any]]) -> dict[str, Any]:
 def summarize(seen: dict[str, list[dict[str, Any]]]) -> dict[str, list[dict[str, Any]]]:
     """``seen``: arm -> what each of its processes found. Returns workload -> a summary of each arm, in the arms' order."""
     measured = [name for name in ARMS if seen.get(name)]
-    return {
-        w.name: [arm_summary(name, [process_row(found[w.name]) for found in seen[name]]) for name in measured] for w in WORKLOADS
-    }
+    return {w.name: [arm_summary(name, [process_row(found[w.name]) for found in seen[name]]) for name in measured] for w in WORKLOADS}
 
 
 def startup_summary(seen: dict[str, list[float]]) -> dict[str, Any]:

@@ -93,9 +93,7 @@ class Batches(Dataset[Any]):
         return self.batches[index % len(self.batches)]
 
 
-def make_task(
-    workload: Workload, steps: int, at_border: Callable[[], None] = lambda: None, as_dict: bool = False, seed: int = 0
-) -> Task:
+def make_task(workload: Workload, steps: int, at_border: Callable[[], None] = lambda: None, as_dict: bool = False, seed: int = 0) -> Task:
     """The same seed gives the same initial parameters and the same batches.
 
     Args:
@@ -104,9 +102,7 @@ def make_task(
     """
     torch.manual_seed(seed)
     model = workload.build()
-    pairs = [
-        (torch.randn(workload.batch_shape), torch.randint(CLASSES, workload.batch_shape[:1])) for _ in range(DISTINCT_BATCHES)
-    ]
+    pairs = [(torch.randn(workload.batch_shape), torch.randint(CLASSES, workload.batch_shape[:1])) for _ in range(DISTINCT_BATCHES)]
     batches = [{"x": x, "labels": y} for x, y in pairs] if as_dict else pairs
     data = Batches(batches, steps, workload.slice_steps, at_border)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.001, momentum=0.9)

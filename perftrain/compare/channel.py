@@ -45,7 +45,7 @@ class Worker:
 
     def __init__(self, spec: Mapping[str, Any], environment: Mapping[str, str]) -> None:
         read_end, write_end = os.pipe()
-        self._log = tempfile.TemporaryFile("w+", errors="replace")
+        self._log = tempfile.TemporaryFile("w+", errors="replace")  # noqa: SIM115, closed in end()
         try:
             self._process = subprocess.Popen(
                 [sys.executable, "-m", "perftrain.compare.worker", str(write_end)],

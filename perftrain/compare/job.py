@@ -54,16 +54,9 @@ class Job:
         extra = environment(switches)
         both: dict[str, str] = {"PYTHONHASHSEED": "0"}
         notes: tuple[str, ...] = ()
-        if (
-            self.protocol.stabilize
-            and self.device == "cpu"
-            and "GLIBC_TUNABLES" not in extra
-            and sys.platform.startswith("linux")
-        ):
+        if self.protocol.stabilize and self.device == "cpu" and "GLIBC_TUNABLES" not in extra and sys.platform.startswith("linux"):
             both["GLIBC_TUNABLES"] = steady_malloc(os.environ.get("GLIBC_TUNABLES", ""))
-            notes = (
-                "both arms timed with a malloc that keeps its memory, which scatters less (measure.stabilize=false: without)",
-            )
+            notes = ("both arms timed with a malloc that keeps its memory, which scatters less (measure.stabilize=false: without)",)
         return {BASELINE: both, VARIANT: {**both, **extra}}, notes
 
     def workload(self) -> dict[str, Any]:
@@ -135,5 +128,5 @@ def _class_of(recipe: Mapping[str, Any]) -> type:
 
 def key_of(job: Job, parts: Mapping[str, Any]) -> str:
     """Under which a verdict is kept: fingerprint, switches with their settings, and how it was measured."""
-    protocol = {k: v for k, v in vars(job.protocol).items()}
+    protocol = dict(vars(job.protocol))
     return fingerprint({"parts": parts, "opts": [dict(o) for o in job.opts], "protocol": protocol})[:16]

@@ -48,9 +48,7 @@ def _exact(
     own = _distance(repeat, first) if repeat is not None else 0.0
     if own > 0:  # the program does not repeat itself: then equal bits cannot be asked of the variant
         holds = distance <= 4 * own
-        detail = (
-            f"the program itself does not repeat its losses bit for bit (rms {own:.2g}); the variant differs by {distance:.2g}"
-        )
+        detail = f"the program itself does not repeat its losses bit for bit (rms {own:.2g}); the variant differs by {distance:.2g}"
         return Parity(Numerics.EXACT, holds, steps, distance, envelope, detail)
     at = next(i for i, (a, b) in enumerate(zip(variant, first, strict=False)) if a != b)
     return Parity(Numerics.EXACT, False, steps, distance, envelope, f"losses must be equal bit for bit; they part at step {at}")

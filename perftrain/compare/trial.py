@@ -57,9 +57,7 @@ def ensure_baseline(job: Job, parts: Mapping[str, Any], watcher: Watcher) -> Bas
     found = job.store.baseline(print_)
     if found is not None:
         return Baseline(found, True)
-    with job.store.lock(
-        f"baseline-{print_[:16]}", on_wait=lambda holder: watcher.say(f"Waiting: {holder} records this baseline.")
-    ):
+    with job.store.lock(f"baseline-{print_[:16]}", on_wait=lambda holder: watcher.say(f"Waiting: {holder} records this baseline.")):
         found = job.store.baseline(print_)
         if found is not None:
             return Baseline(found, True)
@@ -140,9 +138,7 @@ def machine_line(device: str, machine: Mapping[str, Any]) -> dict[str, Any]:
 
 def _trained(worker: Worker, arm: str, seed: int, steps: int, update: Update) -> dict[str, Any]:
     try:
-        return worker.call(
-            "train", arm=arm, seed=seed, steps=steps, on_progress=lambda at: update(at["step"], f"step {at['step']}")
-        )
+        return worker.call("train", arm=arm, seed=seed, steps=steps, on_progress=lambda at: update(at["step"], f"step {at['step']}"))
     except KeyboardInterrupt:
         worker.interrupt()
         try:
@@ -201,9 +197,7 @@ def _measured(
         alone = _alone(job, environments[VARIANT], watcher, " + ".join(names))
         parity = _parity(job, numerics, alone, baseline)
         if "not_finite" in alone:
-            return changes_result(
-                names, f"{alone['not_finite']} The baseline's does.", parity, seconds=time.monotonic() - begin, **facts
-            )
+            return changes_result(names, f"{alone['not_finite']} The baseline's does.", parity, seconds=time.monotonic() - begin, **facts)
         with watcher.progress(f"Measuring {' + '.join(names)} against the baseline", job.protocol.budget_s) as update:
             timing = time_arms(job.spec(), environments, job.protocol, update)
     except VariantFailed as error:
@@ -225,7 +219,8 @@ def _judged(
     if timing.rounds() < 4:
         if timing.interrupted:
             raise KeyboardInterrupt
-        found = f"only {timing.rounds()} rounds fitted into {job.protocol.budget_s:.0f} s; give it more: --budget {4 * job.protocol.budget_s:.0f}"
+        budget_s = job.protocol.budget_s
+        found = f"only {timing.rounds()} rounds fitted into {budget_s:.0f} s; give it more: --budget {4 * budget_s:.0f}"
         return Verdict(tuple(names), _not_resolved(), found, parity=parity, **facts)
     before = timing.summary(BASELINE, baseline.peak_bytes, baseline.warmup_s)
     after = timing.summary(VARIANT, alone["peak_bytes"], alone["warmup_s"])

@@ -95,13 +95,9 @@ def _split(root: Path, changed: tuple[tuple[str, int], ...]) -> tuple[ImageFiles
         return train, held_out
     files = list_images(root)
     if "train" in files.classes:  # read as classes, train/ and test/ would be two labels: a training that means nothing
-        raise PerftrainError(
-            f"A folder train/ needs val/ beside it: {root} holds {', '.join(files.classes)}. Rename or add val/."
-        )
+        raise PerftrainError(f"A folder train/ needs val/ beside it: {root} holds {', '.join(files.classes)}. Rename or add val/.")
     if len(files.samples) < 2:
-        raise PerftrainError(
-            f"Training and evaluation need an image each: {root} holds 1. Type recipe.data.root=/another/folder."
-        )
+        raise PerftrainError(f"Training and evaluation need an image each: {root} holds 1. Type recipe.data.root=/another/folder.")
     by_name = sorted(files.samples, key=lambda sample: zlib.crc32(os.path.relpath(sample[0], root).encode()))
     held = set(by_name[: max(1, len(by_name) // 10)])
     return (
@@ -138,9 +134,7 @@ class JpegFolder(Dataset[tuple[Any, int]]):
         loader: Callable[[str], Any] = decode,
     ) -> None:
         if on_error not in ON_ERROR:
-            raise PerftrainError(
-                f"on_error must be one of {', '.join(ON_ERROR)}: seen {on_error!r}. Type recipe.data.on_error=stop."
-            )
+            raise PerftrainError(f"on_error must be one of {', '.join(ON_ERROR)}: seen {on_error!r}. Type recipe.data.on_error=stop.")
         if ImageFile.LOAD_TRUNCATED_IMAGES:
             raise PerftrainError(
                 "Files that end early must not be trained on unseen: PIL.ImageFile.LOAD_TRUNCATED_IMAGES is True, which pads "

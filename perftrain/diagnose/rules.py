@@ -38,9 +38,7 @@ def diagnose_phases(
     """
     shares = {phase: breakdown.share(phase) for phase in breakdown.phase_s}
     compute_share = breakdown.share("forward", "backward")
-    causes = [
-        _phase_cause(phase, shares[phase], breakdown, switches) for phase in PHASE_LABEL if shares.get(phase, 0) >= NOTABLE_SHARE
-    ]
+    causes = [_phase_cause(phase, shares[phase], breakdown, switches) for phase in PHASE_LABEL if shares.get(phase, 0) >= NOTABLE_SHARE]
     compute = _compute_cause(compute_share, breakdown, switches, peaks or {})
     causes.append(compute)
     causes.sort(key=lambda cause: -cause.share)
@@ -57,17 +55,13 @@ def _phase_cause(phase: str, share: float, breakdown: StepBreakdown, switches: M
         share=share,
         upper_bound=1 / max(1e-3, 1 - share),
         confidence=0.6,
-        evidence=(
-            Evidence(f"{WORDS[phase]} takes {1e3 * seconds:.3g} ms of every {1e3 * breakdown.step_s:.3g} ms step ({share:.0%})"),
-        ),
+        evidence=(Evidence(f"{WORDS[phase]} takes {1e3 * seconds:.3g} ms of every {1e3 * breakdown.step_s:.3g} ms step ({share:.0%})"),),
         tries=_tries(label, switches),
         avoids=_avoids(label, switches, f"{share:.0%} of the step is {WORDS[phase]}, which it does not touch"),
     )
 
 
-def _compute_cause(
-    share: float, breakdown: StepBreakdown, switches: Mapping[str, tuple[Card, Gain]], peaks: Mapping[str, Any]
-) -> Cause:
+def _compute_cause(share: float, breakdown: StepBreakdown, switches: Mapping[str, tuple[Card, Gain]], peaks: Mapping[str, Any]) -> Cause:
     """Forward and backward: bound by precision where the device is measurably faster in 16 bits, else saturated."""
     factor = precision_factor(peaks)
     label = Bottleneck.COMPUTE_PRECISION if factor > 1.3 and "amp" in switches else Bottleneck.COMPUTE_SATURATED
@@ -123,4 +117,5 @@ def _sentence(cause: Cause, breakdown: StepBreakdown) -> str:
             return f"{head}, in float32 on a machine that is faster in 16 bits: at most {cause.upper_bound:.2f}× from lower precision."
         return f"{head}; nothing else is large enough to matter much."
     phase = next(p for p, label in PHASE_LABEL.items() if label is cause.label)
-    return f"{WORDS[phase].capitalize()} rules: {cause.share:.0%} of the {step}; without it training would be at most {cause.upper_bound:.2f}× as fast."
+    limit = f"without it training would be at most {cause.upper_bound:.2f}× as fast"
+    return f"{WORDS[phase].capitalize()} rules: {cause.share:.0%} of the {step}; {limit}."

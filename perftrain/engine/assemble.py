@@ -29,9 +29,7 @@ def make_plan(switches: Sequence[Switch], device: torch.device) -> Plan:
     return plan
 
 
-def assemble(
-    workload: Workload, switches: Sequence[Switch], device: torch.device, dataset: Callable[[Any], Any] | None = None
-) -> Run:
+def assemble(workload: Workload, switches: Sequence[Switch], device: torch.device, dataset: Callable[[Any], Any] | None = None) -> Run:
     """Build the run. Call it inside :func:`perftrain.engine.process.process_settings` of the same switches.
 
     Args:
@@ -64,9 +62,7 @@ def assemble(
 
 
 # --- loader ---
-def build_loader(
-    loader: Iterable[Batch], switches: Sequence[Switch], dataset: Callable[[Any], Any] | None = None
-) -> Iterable[Batch]:
+def build_loader(loader: Iterable[Batch], switches: Sequence[Switch], dataset: Callable[[Any], Any] | None = None) -> Iterable[Batch]:
     """The workload's loader with the switches' changes; the very same object where nothing changes it."""
     if not isinstance(loader, DataLoader):
         return wrap_foreign(loader, switches)
@@ -115,7 +111,7 @@ def endless(loader: Iterable[Batch]) -> Iterator[Batch]:
                 + (
                     "it gave none. Is the dataset smaller than batch_size with drop_last=True?"
                     if epoch == 0
-                    else f"it was exhausted after pass {epoch}. Give a DataLoader (or any object whose __iter__ starts anew), not a generator."
+                    else f"it was exhausted after pass {epoch}. Give a DataLoader (or what starts anew when iterated), not a generator."
                 )
             )
         epoch += 1

@@ -24,9 +24,7 @@ def check_switches(switches: Sequence[Switch], plan: Plan) -> None:
     names = [s.card.name for s in switches]
     doubles = [name for name, count in Counter(names).items() if count > 1]
     if doubles:
-        raise PerftrainError(
-            f"A switch is on once or off; {doubles[0]!r} is given {names.count(doubles[0])} times. Name it once."
-        )
+        raise PerftrainError(f"A switch is on once or off; {doubles[0]!r} is given {names.count(doubles[0])} times. Name it once.")
     for switch in switches:
         for other in switch.card.conflicts:
             if other in names:

@@ -52,9 +52,7 @@ def describe() -> dict[str, Any]:
     rounded to 64 MiB, since what a kernel keeps for itself differs from boot to boot. ``gpus`` are those PyTorch may use.
     """
     quota = _cpu_quota()
-    limits = (
-        int(text) for file in _cgroup_files("memory", "memory.limit_in_bytes", "memory.max") if (text := _text(file)).isdigit()
-    )
+    limits = (int(text) for file in _cgroup_files("memory", "memory.limit_in_bytes", "memory.max") if (text := _text(file)).isdigit())
     system = platform.system()
     with suppress(OSError):
         system = platform.freedesktop_os_release()["PRETTY_NAME"]
@@ -204,12 +202,7 @@ def _cpu_quota() -> float | None:
 
 
 def _has_gpu_files() -> bool:
-    return (
-        any(Path("/dev").glob("nvidia[0-9]*"))
-        or Path("/dev/kfd").exists()
-        or Path("/dev/dxg").exists()
-        or sys.platform == "win32"
-    )
+    return any(Path("/dev").glob("nvidia[0-9]*")) or Path("/dev/kfd").exists() or Path("/dev/dxg").exists() or sys.platform == "win32"
 
 
 _ASK_TORCH = """

@@ -21,12 +21,7 @@ def all_switches() -> dict[str, type[Switch]]:
     for module_info in pkgutil.iter_modules(__path__):
         module = importlib.import_module(f"{__name__}.{module_info.name}")
         for value in vars(module).values():
-            if (
-                isinstance(value, type)
-                and issubclass(value, Switch)
-                and value.__module__ == module.__name__
-                and hasattr(value, "card")
-            ):
+            if isinstance(value, type) and issubclass(value, Switch) and value.__module__ == module.__name__ and hasattr(value, "card"):
                 found[value.card.name] = value
     return dict(sorted(found.items()))
 
@@ -37,6 +32,4 @@ def __getattr__(name: str) -> Any:
         for switch in all_switches().values():
             if switch.__name__ == name:
                 return switch
-    raise AttributeError(
-        f"perftrain.opt has no switch class {name!r}; it has {', '.join(s.__name__ for s in all_switches().values())}"
-    )
+    raise AttributeError(f"perftrain.opt has no switch class {name!r}; it has {', '.join(s.__name__ for s in all_switches().values())}")

@@ -41,11 +41,7 @@ class AMP(Switch):
             raise PerftrainError(f"amp.dtype is one of {', '.join(DTYPES)}; it was {self.dtype!r}. Try opt.amp.dtype=bfloat16.")
 
     def unavailable(self, plan: Plan) -> str:
-        if (
-            plan.device.type == "cuda"
-            and self.dtype == "bfloat16"
-            and not torch.cuda.is_bf16_supported(including_emulation=False)
-        ):
+        if plan.device.type == "cuda" and self.dtype == "bfloat16" and not torch.cuda.is_bf16_supported(including_emulation=False):
             return f"{torch.cuda.get_device_name(plan.device)} has no bfloat16 units; use opt.amp.dtype=float16."
         return ""
 
@@ -64,11 +60,7 @@ class AMP(Switch):
             with torch.autocast(device_type, dtype):
                 return functions.forward(batch)
 
-        return (
-            replace(functions, forward=forward)
-            if self.dtype == "bfloat16"
-            else scaled(replace(functions, forward=forward), device_type)
-        )
+        return replace(functions, forward=forward) if self.dtype == "bfloat16" else scaled(replace(functions, forward=forward), device_type)
 
 
 def scaled(functions: StepFunctions, device_type: str) -> StepFunctions:

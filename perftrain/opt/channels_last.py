@@ -38,9 +38,7 @@ class ChannelsLast(Switch):
 
     def predict(self, now: StepBreakdown) -> Gain:
         share = now.share("forward", "backward")
-        return Gain.from_share(
-            share, 1.0, 1.3, f"forward and backward are {share:.0%} of the step; layout conversions are a part of that"
-        )
+        return Gain.from_share(share, 1.0, 1.3, f"forward and backward are {share:.0%} of the step; layout conversions are a part of that")
 
     def model(self, model: nn.Module, plan: Plan) -> nn.Module:
         if not any(p.dim() == 4 for p in model.parameters()):

@@ -43,9 +43,7 @@ class Compile(Switch):
 
     def __post_init__(self) -> None:
         if self.mode not in MODES:
-            raise PerftrainError(
-                f"compile.mode is one of {', '.join(MODES)}; it was {self.mode!r}. Try opt.compile.mode=default."
-            )
+            raise PerftrainError(f"compile.mode is one of {', '.join(MODES)}; it was {self.mode!r}. Try opt.compile.mode=default.")
 
     def unavailable(self, plan: Plan) -> str:
         if plan.device.type == "cpu" and sys.platform != "win32" and not any(map(shutil.which, ("g++", "clang++", "c++"))):

@@ -39,9 +39,7 @@ class Delay(Switch):
 
     def __post_init__(self) -> None:
         if self.phase not in DELAYABLE:
-            raise PerftrainError(
-                f"delay.phase is one of {', '.join(DELAYABLE)}; it was {self.phase!r}. Try opt.delay.phase=optimizer."
-            )
+            raise PerftrainError(f"delay.phase is one of {', '.join(DELAYABLE)}; it was {self.phase!r}. Try opt.delay.phase=optimizer.")
         if not 0 <= self.fraction <= 10:
             raise PerftrainError(f"delay.fraction lies between 0 and 10; it was {self.fraction}. Try opt.delay.fraction=0.05.")
 
@@ -49,11 +47,7 @@ class Delay(Switch):
         return Gain(1 / (1 + self.fraction), 1 / (1 + self.fraction), f"it adds {self.fraction:.0%} to every step")
 
     def loader(self, options: LoaderOptions) -> LoaderOptions:
-        return (
-            replace(options, wrap=(*options.wrap, partial(_DelayedLoader, fraction=self.fraction)))
-            if self.phase == "data"
-            else options
-        )
+        return replace(options, wrap=(*options.wrap, partial(_DelayedLoader, fraction=self.fraction))) if self.phase == "data" else options
 
     def step(self, functions: StepFunctions) -> StepFunctions:
         if self.phase == "data":

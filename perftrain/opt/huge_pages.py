@@ -41,9 +41,7 @@ class HugePages(Switch):
 
     def predict(self, now: StepBreakdown) -> Gain:
         share = now.share("forward", "backward")
-        return Gain.from_share(
-            share, 1.0, 1.15, f"forward and backward are {share:.0%} of the step; page faults are a part of that"
-        )
+        return Gain.from_share(share, 1.0, 1.15, f"forward and backward are {share:.0%} of the step; page faults are a part of that")
 
     def environment(self) -> Mapping[str, str]:
         return {"GLIBC_TUNABLES": with_tunable(os.environ.get("GLIBC_TUNABLES", ""))}

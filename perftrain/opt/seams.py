@@ -20,7 +20,7 @@ Losses = Mapping[str, Tensor]
 class Plan:
     """Numbers that several switches share; each is written by one switch and read by others."""
 
-    device: torch.device = torch.device("cpu")
+    device: torch.device = field(default_factory=lambda: torch.device("cpu"))
     compute_dtype: torch.dtype = torch.float32
     micro_batches: int = 1
 

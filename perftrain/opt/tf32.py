@@ -58,9 +58,7 @@ class TF32(Switch):
 
     def predict(self, now: StepBreakdown) -> Gain:
         share = now.share("forward", "backward")
-        return Gain.from_share(
-            share, 1.0, 2.0, f"forward and backward are {share:.0%} of the step; only their products can shrink"
-        )
+        return Gain.from_share(share, 1.0, 2.0, f"forward and backward are {share:.0%} of the step; only their products can shrink")
 
     @contextmanager
     def process(self) -> Iterator[None]:  # type: ignore[override]

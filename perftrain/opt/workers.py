@@ -41,9 +41,7 @@ class Workers(Switch):
 
     def predict(self, now: StepBreakdown) -> Gain:
         share = now.share("data_wait")
-        return Gain(
-            1.0, 1 / (1 - min(share, 0.99)), f"the step waits for data {share:.0%} of its time; at best all of that vanishes"
-        )
+        return Gain(1.0, 1 / (1 - min(share, 0.99)), f"the step waits for data {share:.0%} of its time; at best all of that vanishes")
 
     def loader(self, options: LoaderOptions) -> LoaderOptions:
         return replace(options, num_workers=self.count())

@@ -59,14 +59,10 @@ def test_loader_workers_of_a_paused_arm_are_stopped_and_of_a_dropped_one_gone(sh
     assert loaders
     wait_for(lambda: stopped(loaders), 2, "a stopped loader worker")
     shared.call("block", arm="variant", steps=3)
-    wait_for(
-        lambda: any(p.status() == psutil.STATUS_STOPPED for p in alive(process_of(shared).children(True))), 2, "stopped again"
-    )
+    wait_for(lambda: any(p.status() == psutil.STATUS_STOPPED for p in alive(process_of(shared).children(True))), 2, "stopped again")
     loaders = process_of(shared).children(recursive=True)
     shared.call("drop")
-    wait_for(
-        lambda: not [p for p in alive(loaders) if "resource_tracker" not in " ".join(p.cmdline())], 5, "loader workers ended"
-    )
+    wait_for(lambda: not [p for p in alive(loaders) if "resource_tracker" not in " ".join(p.cmdline())], 5, "loader workers ended")
 
 
 def test_a_stopped_loader_worker_dies_with_its_killed_parent() -> None:

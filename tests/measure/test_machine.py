@@ -183,9 +183,7 @@ def test_settings_come_back_when_measuring_fails(monkeypatch: pytest.MonkeyPatch
     assert fp32_precision() == before
 
 
-@pytest.mark.parametrize(
-    ("amount", "seconds"), [(0.0, 1.0), (-1.0, 1.0), (1.0, 0.0), (1.0, -1.0), (2e17, 1.0), (float("nan"), 1.0)]
-)
+@pytest.mark.parametrize(("amount", "seconds"), [(0.0, 1.0), (-1.0, 1.0), (1.0, 0.0), (1.0, -1.0), (2e17, 1.0), (float("nan"), 1.0)])
 def test_nonsense_is_refused(amount: float, seconds: float) -> None:
     with pytest.raises(PerftrainError, match="Seen for a matmul"):
         machine._believable("a matmul", {"amount": amount, "seconds": seconds})

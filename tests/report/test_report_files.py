@@ -59,9 +59,7 @@ def test_json_has_the_documented_shape() -> None:
 
 def test_json_is_strict() -> None:
     broken = replace(CLOSE, distance=math.inf, holds=False)
-    odd = verdict(
-        Decision.CHANGES_RESULT, parity=broken, break_even_steps=math.inf, settings={"amp": {"at": Path("x"), "r": math.nan}}
-    )
+    odd = verdict(Decision.CHANGES_RESULT, parity=broken, break_even_steps=math.inf, settings={"amp": {"at": Path("x"), "r": math.nan}})
     raw = strict(jsonfile.verdict_json(odd))
     assert raw["parity"]["distance"] is None
     assert raw["break_even_steps"] is None

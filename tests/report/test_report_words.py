@@ -23,12 +23,8 @@ from perftrain.facts import (
 )
 from perftrain.report import words
 
-SLOW = StepBreakdown(
-    {"data_wait": 0.070, "copy": 0.004, "forward": 0.04, "backward": 0.06, "my_phase": 0.008, "rest": 0.002}, 120, 7680
-)
-FAST = StepBreakdown(
-    {"data_wait": 0.002, "copy": 0.004, "forward": 0.04, "backward": 0.05, "my_phase": 0.004, "rest": 0.0}, 120, 7680
-)
+SLOW = StepBreakdown({"data_wait": 0.070, "copy": 0.004, "forward": 0.04, "backward": 0.06, "my_phase": 0.008, "rest": 0.002}, 120, 7680)
+FAST = StepBreakdown({"data_wait": 0.002, "copy": 0.004, "forward": 0.04, "backward": 0.05, "my_phase": 0.004, "rest": 0.0}, 120, 7680)
 BASELINE = ArmSummary(SLOW, 3 * 2**30, 2.3, "input.decode", 0.41)
 VARIANT = ArmSummary(FAST, 4 * 2**30, 14.2, "compute.layout", 0.42)
 CLOSE = Parity(Numerics.CLOSE, True, 100, 0.0021, 0.0105, "rms 0.0021")
@@ -97,9 +93,7 @@ EVERY = {
     Decision.CHANGES_RESULT: verdict(
         Decision.CHANGES_RESULT, "zero", reason="losses part at step 40", parity=replace(CLOSE, holds=False, distance=0.09)
     ),
-    Decision.DOES_NOT_RUN: Verdict(
-        ("dali",), Decision.DOES_NOT_RUN, "dali [red]is[/red] not here [/]\x1b[31m. Type: pip install x"
-    ),
+    Decision.DOES_NOT_RUN: Verdict(("dali",), Decision.DOES_NOT_RUN, "dali [red]is[/red] not here [/]\x1b[31m. Type: pip install x"),
 }
 HEADLINES = {
     Decision.FASTER: "FASTER 1.84× [1.80, 1.89]",
