@@ -71,7 +71,7 @@ def sort_out(arguments: Sequence[str]) -> Line:
         PerftrainError: an unknown verb, a flag without its value, a budget that is no number.
     """
     rest, flags = _take_flags(list(arguments))
-    verb = rest.pop(0) if rest and not rest[0].startswith("-") and "=" not in rest[0] else ""
+    verb = rest.pop(0) if rest and rest[0][:1] not in "-~" and "=" not in rest[0] else ""
     if verb in LATER:
         raise PerftrainError(
             f"{LATER[verb].capitalize()} is not in this version of perftrain. It has: {', '.join(VERBS)}; see perftrain --help."

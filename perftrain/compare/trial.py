@@ -271,7 +271,8 @@ def _broken(names: list[str], failure: WorkerFailed, seconds: float, facts: dict
         return changes_result(names, str(failure), None, seconds=seconds, **facts)
     if failure.facts.get("out_of_memory"):
         return does_not_run(names, f"out of memory: {failure}", seconds=seconds, **facts)
-    return does_not_run(names, str(failure), seconds=seconds, **facts)
+    own_words = failure.facts.get("type") == "PerftrainError"
+    return does_not_run(names, str(failure.facts["message"]) if own_words else str(failure), seconds=seconds, **facts)
 
 
 def weakest(numerics: Any) -> Numerics:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
@@ -168,7 +169,9 @@ def build_optimizer(
             "Give a model that contains all the parameters that are trained."
         )
     rebuilt = [{**group, **options.arguments, "params": [final[name] for name in group["params"]]} for group in options.groups]
-    return options.cls(rebuilt, **options.arguments)
+    takes = inspect.signature(options.cls).parameters
+    defaults = {name: value for name, value in optimizer.defaults.items() if name in takes and options.cls is before.cls}
+    return options.cls(rebuilt, **{**defaults, **options.arguments})
 
 
 # --- step ---

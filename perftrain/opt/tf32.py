@@ -62,7 +62,9 @@ class TF32(Switch):
 
     @contextmanager
     def process(self) -> Iterator[None]:  # type: ignore[override]
-        settings = _settings("cuda" if torch.cuda.is_available() else "cpu")
+        settings = _settings("cpu")
+        if torch.cuda.is_available() and self.precision != "bf16":
+            settings += _settings("cuda")
         before = [setting.fp32_precision for _, setting in settings]
         try:
             for _, setting in settings:
