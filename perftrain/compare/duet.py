@@ -53,8 +53,9 @@ class Protocol:
     seed: int = 0
 
     def __post_init__(self) -> None:
-        least = {"budget_s": 0.1, "resolution": 0, "max_resolution": 0, "min_effect": 0, "processes": 1, "rounds_per_process": 1, "block_s": 0.001,
-                 "max_cycles": 1, "parity_steps": 2, "parity_seeds": 1, "seed": 0}  # fmt: skip
+        least = dict.fromkeys(["resolution", "max_resolution", "min_effect", "seed"], 0.0)
+        least |= dict.fromkeys(["processes", "rounds_per_process", "max_cycles", "parity_seeds"], 1)
+        least |= {"budget_s": 0.1, "block_s": 0.001, "parity_steps": 2}
         for name, at_least in least.items():
             seen = getattr(self, name)
             if not at_least <= seen < math.inf:
