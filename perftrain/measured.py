@@ -16,7 +16,7 @@ from omegaconf.errors import OmegaConfBaseException
 
 from perftrain.compare.job import Job, find_device, key_of
 from perftrain.compare.trial import Baseline, ProgramFailed, Watcher, ensure_baseline, try_switches
-from perftrain.compare.verdict import does_not_run, settings_of
+from perftrain.compare.verdict import does_not_run, ranked, settings_of
 from perftrain.diagnose.rules import diagnose_phases
 from perftrain.facts import ArmSummary, Card, Diagnosis, Gain, PerftrainError, RunRecord, StepBreakdown, Verdict
 from perftrain.measure import machine
@@ -26,7 +26,6 @@ from perftrain.options import Line
 from perftrain.report import terminal
 from perftrain.report.jsonfile import diagnosis_json, run_json, verdict_from_json, verdict_json, write_json
 from perftrain.report.markdown import ranking_markdown
-from perftrain.report.words import ranked
 from perftrain.store import Store
 
 __all__ = ["ProgramFailed", "doctor_facts", "single", "sweep", "sweep_job"]

@@ -10,6 +10,8 @@ from dataclasses import dataclass, replace
 from typing import Any
 from typing import Protocol as Interface
 
+import torch
+
 from perftrain.compare.channel import Worker, WorkerFailed
 from perftrain.compare.duet import BASELINE, VARIANT, Timing, VariantFailed, time_arms
 from perftrain.compare.job import Job
@@ -17,7 +19,7 @@ from perftrain.compare.parity import judge
 from perftrain.compare.verdict import changes_result, decide, does_not_run, settings_of
 from perftrain.engine.assemble import make_plan
 from perftrain.engine.checks import NotAvailable, check_switches
-from perftrain.facts import Numerics, Parity, RunRecord, StepBreakdown, StepRow, Verdict, run_record_from
+from perftrain.facts import Decision, Numerics, Parity, RunRecord, StepRow, Verdict, run_record_from
 from perftrain.store import fingerprint
 
 Update = Callable[[float, str], None]
@@ -168,7 +170,7 @@ def try_switches(job: Job, parts: Mapping[str, Any], baseline: RunRecord, watche
     begin = time.monotonic()
     switches = job.switches()
     names = [s.card.name for s in switches]
-    plan = make_plan(switches, _device(job))
+    plan = make_plan(switches, torch.device(job.device))
     facts: dict[str, Any] = {"settings": settings_of(job.opts), "fingerprint": baseline.fingerprint}
     try:
         check_switches(switches, plan)
@@ -221,7 +223,7 @@ def _judged(
             raise KeyboardInterrupt
         budget_s = job.protocol.budget_s
         found = f"only {timing.rounds()} rounds fitted into {budget_s:.0f} s; give it more: --budget {4 * budget_s:.0f}"
-        return Verdict(tuple(names), _not_resolved(), found, parity=parity, **facts)
+        return Verdict(tuple(names), Decision.NOT_RESOLVED, found, parity=parity, **facts)
     before = timing.summary(BASELINE, baseline.peak_bytes, baseline.warmup_s)
     after = timing.summary(VARIANT, alone["peak_bytes"], alone["warmup_s"])
     verdict = decide(names, timing.estimate(), parity, before, after, job.protocol, **facts)
@@ -231,12 +233,6 @@ def _judged(
     if timing.interrupted:
         verdict = replace(verdict, notes=(*verdict.notes, "interrupted: only the rounds until then are counted"))
     return verdict
-
-
-def _not_resolved() -> Any:
-    from perftrain.facts import Decision
-
-    return Decision.NOT_RESOLVED
 
 
 def _alone(job: Job, environment: Mapping[str, str], watcher: Watcher, label: str) -> dict[str, Any]:
@@ -279,12 +275,3 @@ def weakest(numerics: Any) -> Numerics:
     """A bundle promises what its loosest member does."""
     order = (Numerics.EXACT, Numerics.CLOSE, Numerics.CHANGED)
     return max(numerics, key=order.index)
-
-
-def _device(job: Job) -> Any:
-    import torch
-
-    return torch.device(job.device)
-
-
-__all__ = ["Baseline", "ProgramFailed", "StepBreakdown", "Watcher", "ensure_baseline", "try_switches"]
