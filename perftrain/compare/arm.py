@@ -89,15 +89,11 @@ class Arm:
 
     def warm(self) -> list[StepRow]:
         """Steps until caches, clocks and prefetch queues are in their usual state."""
-        rows = self.steps(WARM_STEPS + self.in_flight())
+        rows = self.steps(WARM_STEPS + self.run.in_flight)
         missing_s = WARM_S - sum(row.step_s for row in rows[1:])
         if missing_s > 0:
             rows += self.steps(1 + int(missing_s / max(rows[-1].step_s, 1e-5)))
         return rows
-
-    def in_flight(self) -> int:
-        """Batches that loader workers may have made ahead."""
-        return self.run.in_flight
 
     def drop(self) -> None:
         """End the loader workers and free the memory."""

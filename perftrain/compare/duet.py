@@ -120,12 +120,11 @@ def time_arms(
     rng = random.Random(protocol.seed)
     begin, used_s = time.monotonic(), _others_s()
     split = environments[BASELINE] != environments[VARIANT]
-    minimum = protocol.processes
     try:
-        while not _done(timing, protocol, minimum):
+        while not _done(timing, protocol):
             left_s = protocol.budget_s - timing.spent_s
             group = _Group(spec, environments, split, protocol, rng, timing)
-            group.run(left_s / max(1, minimum - len(timing.groups)), on_progress)
+            group.run(left_s / max(1, protocol.processes - len(timing.groups)), on_progress)
     except KeyboardInterrupt:
         timing.interrupted = True
     timing.seconds = time.monotonic() - begin
@@ -139,8 +138,8 @@ def _others_s() -> float:
     return every.user + every.system - (own.user + own.system + own.children_user + own.children_system)
 
 
-def _done(timing: Timing, protocol: Protocol, minimum: int) -> bool:
-    if len(timing.groups) < minimum:
+def _done(timing: Timing, protocol: Protocol) -> bool:
+    if len(timing.groups) < protocol.processes:
         return False
     if timing.spent_s >= protocol.budget_s * 0.97:
         return True
