@@ -6,7 +6,8 @@ seconds it took are, and whoever prints divides.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import math
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from enum import IntEnum, StrEnum
 from typing import Any
@@ -54,16 +55,20 @@ class Place(IntEnum):
     """Wrapping order of the switches, innermost first. This enum is the only copy of that order."""
 
     PROCESS = 1  # variables and process-wide settings: must stand before anything is built
-    LOADER = 2  # dataset, loader, copies to the device: independent of the model
-    EDIT = 3  # swap layers, memory format: every later wrapper must see the final layers
-    TENSOR_PARALLEL = 4  # shard layers while they are still plain modules
-    CHECKPOINTING = 5  # wrap blocks before compile, which must see the wrapper to plan recomputation
-    COMPILE = 6  # per block or whole, in place
-    DATA_PARALLEL = 7  # hooks of DDP and FSDP stay outside the compiled blocks
-    OPTIMIZER = 8  # built on the final parameters
-    PRECISION = 9  # autocast and loss scaling around the whole forward and loss
-    GRAPH_CAPTURE = 10  # outermost: captures all of the above
-    CONTROL = 11  # experiments on the instrument itself (nothing, delay): around everything that is real
+    DATASET = 2  # what one sample is and how it is made (decoding, augmentation, caches): before anybody fetches it
+    LOADER = 3  # which samples make a batch and who fetches them (workers, batch size, buckets)
+    LOADER_ENGINE = 4  # another loader altogether, built from the options above
+    PREFETCH = 5  # around the finished loader
+    EDIT = 6  # swap layers, memory format: every later wrapper must see the final layers
+    TENSOR_PARALLEL = 7  # shard layers while they are still plain modules
+    CHECKPOINTING = 8  # wrap blocks before compile, which must see the wrapper to plan recomputation
+    COMPILE = 9  # per block or whole, in place
+    DATA_PARALLEL = 10  # hooks of DDP and FSDP stay outside the compiled blocks
+    OPTIMIZER = 11  # built on the final parameters
+    STEP = 12  # how often and around what a step does its work (accumulation, averages): inside precision
+    PRECISION = 13  # autocast and loss scaling around the whole forward and loss
+    GRAPH_CAPTURE = 14  # outermost: captures all of the above
+    CONTROL = 15  # experiments on the instrument itself (nothing, delay): around everything that is real
 
 
 class Numerics(StrEnum):
@@ -75,10 +80,12 @@ class Numerics(StrEnum):
 
 
 class Decision(StrEnum):
+    """Best first: the order of a ranking."""
+
     FASTER = "faster"
-    SLOWER = "slower"
     NO_DIFFERENCE = "no_difference"
     NOT_RESOLVED = "not_resolved"
+    SLOWER = "slower"
     CHANGES_RESULT = "changes_result"
     DOES_NOT_RUN = "does_not_run"
 
@@ -255,6 +262,17 @@ class Verdict:
     fingerprint: str = ""
     settings: Mapping[str, Any] = field(default_factory=dict)
     """The switches' fields, as set: ``{"amp": {"dtype": "bfloat16"}}``."""
+
+
+def ranked(verdicts: Iterable[Verdict]) -> list[Verdict]:
+    """Best first: by decision, then by what is certain of the speedup (the lower end of its interval)."""
+    order = list(Decision)
+
+    def certain(verdict: Verdict) -> float:
+        bounds = (verdict.ci95[0] if verdict.ci95 else None, verdict.speedup)
+        return next((bound for bound in bounds if bound is not None and math.isfinite(bound)), 0.0)
+
+    return sorted(verdicts, key=lambda v: (order.index(v.decision), -certain(v), v.switches))
 
 
 @dataclass(frozen=True)

@@ -16,9 +16,9 @@ from omegaconf.errors import OmegaConfBaseException
 
 from perftrain.compare.job import Job, find_device, key_of
 from perftrain.compare.trial import Baseline, ProgramFailed, Watcher, ensure_baseline, try_switches
-from perftrain.compare.verdict import does_not_run, ranked, settings_of
+from perftrain.compare.verdict import does_not_run, settings_of
 from perftrain.diagnose.rules import diagnose_phases
-from perftrain.facts import ArmSummary, Card, Diagnosis, Gain, PerftrainError, RunRecord, StepBreakdown, Verdict
+from perftrain.facts import ArmSummary, Card, Diagnosis, Gain, PerftrainError, RunRecord, StepBreakdown, Verdict, ranked
 from perftrain.measure import machine
 from perftrain.opt import all_switches
 from perftrain.opt.seams import Plan
@@ -96,8 +96,6 @@ def checked(node: Mapping[str, Any], where: str) -> Mapping[str, Any]:
         raise PerftrainError(
             f"{where}.{error.full_key}: {str(error).splitlines()[0]}. --cfg job shows the keys and their values."
         ) from None
-    except PerftrainError:
-        raise
     values = OmegaConf.to_container(typed)
     assert isinstance(values, dict)
     return {"_target_": node["_target_"], **{str(k): v for k, v in values.items()}}

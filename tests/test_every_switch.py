@@ -19,6 +19,7 @@ from torch.nn.functional import cross_entropy
 from torch.utils.data import DataLoader, TensorDataset
 
 from perftrain import PerftrainError, Trainer, opt
+from perftrain.engine.trainer import facts_of
 from perftrain.facts import PHASES, Bottleneck, Gain, Numerics, Place, StepBreakdown
 from perftrain.opt import all_switches
 from perftrain.opt.base import Switch
@@ -82,9 +83,19 @@ def raw_losses(steps: int = 10) -> list[float]:
 
 def runnable(name: str) -> Switch:
     switch = SWITCHES[name]()
-    if reason := switch.unavailable(CPU):
+    if reason := switch.unavailable(CPU) or switch.unfit(facts_of(trainer().workload)):
         pytest.skip(reason)
     return switch
+
+
+@pytest.mark.parametrize("name", SWITCHES)
+def test_a_switch_with_nothing_to_act_on_says_so(name: str) -> None:
+    """What ``unfit`` says, and what building then does, agree: an error, never a pretence."""
+    switch = SWITCHES[name]()
+    if switch.unavailable(CPU) or not switch.unfit(facts_of(trainer().workload)) or switch.environment():
+        return
+    with pytest.raises(PerftrainError):
+        trainer(switch)
 
 
 def run_python(source: str, **variables: str) -> list[str]:

@@ -69,7 +69,7 @@ class Timing:
     """What the blocks of both arms said."""
 
     groups: list[list[float]] = field(default_factory=list)
-    """log(baseline step / variant step) of every round, by process."""
+    """log(baseline / variant), seconds of a sample, of every round, by process."""
     facts: dict[str, list[dict[str, Any]]] = field(default_factory=lambda: {BASELINE: [], VARIANT: []})
     spent_s: float = 0.0
     """Of the budget."""
@@ -198,7 +198,7 @@ class _Group:
         seconds: dict[str, list[float]] = {BASELINE: [], VARIANT: []}
         for arm in self._turns(order, setup_s):
             block = self._call(workers, arm, "block", steps=steps[arm])
-            seconds[arm].append(block["seconds"] / block["steps"])
+            seconds[arm].append(block["seconds"] / (block["samples"] or block["steps"]))
             self.timing.facts[arm].append(block)
         for host in hosts:
             host.call("drop")

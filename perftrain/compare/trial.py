@@ -17,6 +17,7 @@ from perftrain.compare.duet import BASELINE, VARIANT, Timing, VariantFailed, tim
 from perftrain.compare.job import Job
 from perftrain.compare.parity import judge
 from perftrain.compare.verdict import changes_result, decide, does_not_run, settings_of
+from perftrain.data.scratch import VARIABLE as SCRATCH
 from perftrain.engine.assemble import make_plan
 from perftrain.engine.checks import NotAvailable, check_switches
 from perftrain.facts import Decision, Numerics, Parity, RunRecord, StepRow, Verdict, run_record_from
@@ -179,9 +180,9 @@ def try_switches(job: Job, parts: Mapping[str, Any], baseline: RunRecord, watche
     environments, notes = job.environments(switches)
     facts["notes"] = (*notes, *(line for s in switches if (line := s.describe(plan))))
     numerics = weakest(s.card.numerics for s in switches)
-    with tempfile.TemporaryDirectory(prefix="perftrain-") as cache:  # so that compiling costs what it costs the first time
+    with tempfile.TemporaryDirectory(prefix="perftrain-") as cache:  # so that compiling and caching cost what they cost the first time
         for variables in environments.values():
-            variables["TORCHINDUCTOR_CACHE_DIR"] = cache
+            variables.update({"TORCHINDUCTOR_CACHE_DIR": cache, SCRATCH: cache})
         return _measured(job, names, numerics, environments, baseline, watcher, {**facts, "begin": begin})
 
 
@@ -199,7 +200,9 @@ def _measured(
         alone = _alone(job, environments[VARIANT], watcher, " + ".join(names))
         parity = _parity(job, numerics, alone, baseline)
         if "not_finite" in alone:
-            return changes_result(names, f"{alone['not_finite']} The baseline's does.", parity, seconds=time.monotonic() - begin, **facts)
+            return changes_result(
+                names, f"{alone['not_finite']} The baseline's stayed finite.", parity, seconds=time.monotonic() - begin, **facts
+            )
         with watcher.progress(f"Measuring {' + '.join(names)} against the baseline", job.protocol.budget_s) as update:
             timing = time_arms(job.spec(), environments, job.protocol, update)
     except VariantFailed as error:

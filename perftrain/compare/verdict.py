@@ -73,25 +73,5 @@ def changes_result(switches: Sequence[str], reason: str, parity: Parity | None, 
     return Verdict(switches=tuple(switches), decision=Decision.CHANGES_RESULT, reason=reason, parity=parity, **rest)
 
 
-ORDER = (
-    Decision.FASTER,
-    Decision.NO_DIFFERENCE,
-    Decision.NOT_RESOLVED,
-    Decision.SLOWER,
-    Decision.CHANGES_RESULT,
-    Decision.DOES_NOT_RUN,
-)
-
-
-def ranked(verdicts: Sequence[Verdict]) -> list[Verdict]:
-    """Best first: by decision, then by the lower end of the interval."""
-
-    def key(verdict: Verdict) -> Any:
-        low = verdict.ci95[0] if verdict.ci95 else 0.0
-        return (ORDER.index(verdict.decision), -low, verdict.switches)
-
-    return sorted(verdicts, key=key)
-
-
 def settings_of(opts: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     return {str(o["_target_"]).split(".")[-2]: {k: v for k, v in o.items() if k != "_target_"} for o in opts}

@@ -14,7 +14,7 @@ from torch.utils.data import DataLoader
 from perftrain.engine.checks import check_switches
 from perftrain.engine.loop import Run
 from perftrain.engine.process import MortalWorker
-from perftrain.facts import PerftrainError
+from perftrain.facts import PerftrainError, Place
 from perftrain.measure.meter import samples_in
 from perftrain.opt.base import Switch
 from perftrain.opt.seams import Batch, LoaderOptions, Losses, OptimizerOptions, Plan, StepFunctions, Workload, nothing
@@ -42,7 +42,7 @@ def assemble(workload: Workload, switches: Sequence[Switch], device: torch.devic
     ordered = sorted(switches, key=lambda s: s.card.place)
     plan = make_plan(ordered, device)
     check_switches(ordered, plan)
-    loader = build_loader(workload.loader, ordered, dataset)
+    loader, after_copy = build_loader(workload.loader, ordered, dataset)
     names = {id(p): name for name, p in workload.model.named_parameters()}
     model = workload.model.to(device)
     for switch in ordered:
@@ -54,45 +54,61 @@ def assemble(workload: Workload, switches: Sequence[Switch], device: torch.devic
     model.train()
     return Run(
         batches=endless(loader),
-        to_device=mover(device),
-        samples_in=samples_in,
+        to_device=chained(mover(device), after_copy),
+        samples_in=workload.samples_in or samples_in,
         functions=functions,
         micro_batches=plan.micro_batches,
         in_flight=getattr(loader, "num_workers", 0) * (getattr(loader, "prefetch_factor", None) or 0),
+        batches_per_epoch=len(loader) if hasattr(loader, "__len__") else None,  # type: ignore[arg-type]
     )
 
 
 # --- loader ---
-def build_loader(loader: Iterable[Batch], switches: Sequence[Switch], dataset: Callable[[Any], Any] | None = None) -> Iterable[Batch]:
-    """The workload's loader with the switches' changes; the very same object where nothing changes it."""
+AfterCopy = tuple[Callable[[Batch], Batch], ...]
+
+
+def build_loader(
+    loader: Iterable[Batch], switches: Sequence[Switch], dataset: Callable[[Any], Any] | None = None
+) -> tuple[Iterable[Batch], AfterCopy]:
+    """The workload's loader with the switches' changes (the very same object where nothing changes it), and what is done to
+    a batch on the device.
+
+    ``dataset`` wraps what the switches made of the dataset, before anybody fetches from it.
+    """
     if not isinstance(loader, DataLoader):
         return wrap_foreign(loader, switches)
     before = options = LoaderOptions.of(loader)
-    if dataset is not None:
-        options = replace(options, dataset=dataset(options.dataset))
-    for switch in switches:
+    for number, switch in enumerate(switches):
+        if dataset is not None and switch.card.place > Place.DATASET:
+            options, dataset = replace(options, dataset=dataset(options.dataset)), None
         changed = switch.loader(options)
         if not isinstance(changed, LoaderOptions):
-            return changed
+            found, more = wrap_foreign(changed, switches[number + 1 :])
+            return found, (*options.after_copy, *more)
         options = changed
+    if dataset is not None:
+        options = replace(options, dataset=dataset(options.dataset))
+    if options.num_workers == 0 and (options.persistent_workers or options.prefetch_factor):
+        raise PerftrainError("persistent_workers and prefetch need worker processes; the loader has none. Add workers: +opt=[workers,...].")
     if options.num_workers > 0:
         options = replace(options, worker_init_fn=MortalWorker(options.worker_init_fn))
-    return loader if options == before else options.build()
+    return loader if options == before else options.build(), options.after_copy
 
 
-def wrap_foreign(loader: Iterable[Batch], switches: Sequence[Switch]) -> Iterable[Batch]:
+def wrap_foreign(loader: Iterable[Batch], switches: Sequence[Switch]) -> tuple[Iterable[Batch], AfterCopy]:
     """A loader that is no DataLoader can be wrapped, but none of its options changed."""
-    bare = LoaderOptions(dataset=None)
+    options = bare = LoaderOptions(dataset=None)
     for switch in switches:
         changed = switch.loader(bare)
-        if not isinstance(changed, LoaderOptions) or replace(changed, wrap=()) != bare:
+        if not isinstance(changed, LoaderOptions) or replace(changed, wrap=(), after_copy=()) != bare:
             raise PerftrainError(
                 f"The switch {switch.card.name!r} changes the arguments of a torch.utils.data.DataLoader; "
                 f"this workload's loader is a {type(loader).__name__}. Give a DataLoader, or leave the switch out."
             )
-        for wrap in changed.wrap:
-            loader = wrap(loader)
-    return loader
+        options = replace(options, wrap=(*options.wrap, *changed.wrap), after_copy=(*options.after_copy, *changed.after_copy))
+    for wrap in options.wrap:
+        loader = wrap(loader)
+    return loader, options.after_copy
 
 
 def endless(loader: Iterable[Batch]) -> Iterator[Batch]:
@@ -137,6 +153,20 @@ def mover(device: torch.device) -> Callable[[Batch], Batch] | None:
         return value.to(device) if hasattr(value, "to") else value
 
     return move
+
+
+def chained(move: Callable[[Batch], Batch] | None, after_copy: AfterCopy) -> Callable[[Batch], Batch] | None:
+    """``move``, then what is done on the device, as one function; None where there is nothing to do."""
+    calls = ([move] if move else []) + list(after_copy)
+    if len(calls) < 2:
+        return calls[0] if calls else None
+
+    def call_all(batch: Batch) -> Batch:
+        for call in calls:
+            batch = call(batch)
+        return batch
+
+    return call_all
 
 
 # --- optimizer ---

@@ -23,6 +23,8 @@ class Run:
     """(phase, function of the step's number): evaluation, checkpoints, progress."""
     in_flight: int = 0
     """Batches that loader workers may have ready ahead of the loop."""
+    batches_per_epoch: int | None = None
+    """None where the loader does not know."""
 
 
 def train(run: Run, steps: int, meter: Meter) -> None:

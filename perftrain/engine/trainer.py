@@ -17,7 +17,7 @@ from perftrain.facts import PerftrainError, RunRecord, StepRow
 from perftrain.measure.memory import peak_bytes, reset_peak
 from perftrain.measure.meter import Meter, breakdown_of
 from perftrain.opt.base import Switch
-from perftrain.opt.seams import Batch, Losses, Workload
+from perftrain.opt.seams import Batch, Losses, Workload, repeated_blocks
 
 
 class Trainer:
@@ -137,9 +137,9 @@ class Trainer:
         if (steps is None) == (epochs is None):
             raise PerftrainError(f"fit takes either steps or epochs; steps={steps}, epochs={epochs}. Try fit(steps=1000).")
         if steps is None:
-            if not hasattr(self.workload.loader, "__len__"):
+            if self.run.batches_per_epoch is None:
                 raise PerftrainError("epochs needs a loader with a length; this one has none. Give fit(steps=...) instead.")
-            steps = int(epochs or 0) * len(self.workload.loader) // self.run.micro_batches  # type: ignore[arg-type]
+            steps = int(epochs or 0) * self.run.batches_per_epoch // self.run.micro_batches
         if steps < 1:
             raise PerftrainError(f"fit needs at least one step; it was asked for {steps}.")
         return steps
@@ -203,6 +203,7 @@ def facts_of(workload: Workload) -> dict[str, Any]:
         "parameters": sum(p.numel() for p in parameters),
         "convolutions": sum(p.dim() == 4 for p in parameters),
         "optimizer": type(workload.optimizer).__name__,
+        "blocks": len(repeated_blocks(workload.model)),
         "workers": getattr(workload.loader, "num_workers", 0),
     }
 

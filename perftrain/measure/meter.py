@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from time import perf_counter
 from typing import Any, TypeVar
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves
@@ -55,23 +56,25 @@ class Meter:
     def __init__(self, device: torch.device | str = "cpu", stop_on_nan: bool = False) -> None:
         self.device = torch.device(device)
         self.names = list[str](PHASES)
-        self._index = {name: i for i, name in enumerate(PHASES)}
+        self._index = {name: i for i, name in enumerate(PHASES)} | {_END: REST}
         self._stop_on_nan = stop_on_nan
         self._rows = array("d")
         self._samples = array("q")
-        self._marks: list[tuple[str, Any]] = []
         self._before: Any = None
         self._losses: list[dict[str, float] | None] = []
         self._pending_losses: list[Mapping[str, Tensor] | None] = []
         self._checked = 0
         self._watched: list[Any] = []
         self._on_device = self.device.type == "cuda"
+        self._phases: list[str] = []
+        self._marks: Any = [] if self._on_device else array("d")
         now = self._event if self._on_device else perf_counter
-        note = self._marks.append
+        note_mark, note_phase = self._marks.append, self._phases.append
 
         def lap(phase: str) -> None:
             """The time since the last lap belongs to ``phase``."""
-            note((phase, now()))
+            note_mark(now())
+            note_phase(phase)
 
         self.lap: Callable[[str], None] = lap
         self._now: Callable[[], Any] = now
@@ -81,7 +84,7 @@ class Meter:
     def start(self) -> None:
         """Start the clock of the next step now; time since the last step's end is forgotten."""
         self._fold(wait=True)
-        self._marks.clear()
+        del self._marks[:], self._phases[:]
         self._before = self._now()
 
     def _event(self) -> torch.cuda.Event:
@@ -101,33 +104,37 @@ class Meter:
         if len(self._samples) % CHECK_EVERY == 0:
             self._read_losses()
             self._fold(wait=False)
-        self._marks.append((_END, self._now()))
+        self.lap(_END)
 
     def _fold(self, wait: bool) -> None:
         """Turn the marks of finished steps into rows. On a device only of those that it has passed, unless told to wait."""
-        ends = [i for i, (phase, _) in enumerate(self._marks) if phase is _END]
-        if self._on_device and ends:
-            if wait:
-                self._marks[ends[-1]][1].synchronize()
-            while ends and not self._marks[ends[-1]][1].query():
-                ends.pop()
+        ends = self._passed(wait)
         if not ends:
             return
-        row = [0.0] * MAX_PHASES
-        before = self._before
-        for phase, mark in self._marks[: ends[-1] + 1]:
-            seconds = before.elapsed_time(mark) * 1e-3 if self._on_device else mark - before
-            before = mark
-            if phase is _END:
-                row[REST] += seconds
-                self._rows.extend(row)
-                row = [0.0] * MAX_PHASES
-            else:
-                row[self._phase_index(phase)] += seconds
-        self._before = before
-        del self._marks[: ends[-1] + 1]
+        count = ends[-1] + 1
+        columns = [self._index.get(phase) or self._column(phase) for phase in self._phases[:count]]
+        marks = self._marks[:count]
+        if self._on_device:
+            seconds = [1e-3 * before.elapsed_time(mark) for before, mark in zip([self._before, *marks], marks, strict=False)]
+        else:
+            seconds = np.diff(marks, prepend=self._before)
+        rows = np.zeros((len(ends), MAX_PHASES))
+        np.add.at(rows, (np.searchsorted(ends, np.arange(count)), np.array(columns)), seconds)
+        self._rows.frombytes(rows.tobytes())
+        self._before = marks[-1]
+        del self._marks[:count], self._phases[:count]
 
-    def _phase_index(self, name: str) -> int:
+    def _passed(self, wait: bool) -> list[int]:
+        """Where in the marks each finished step ends."""
+        ends = [i for i, phase in enumerate(self._phases) if phase is _END]
+        if self._on_device and ends:
+            if wait:
+                self._marks[ends[-1]].synchronize()
+            while ends and not self._marks[ends[-1]].query():
+                ends.pop()
+        return ends
+
+    def _column(self, name: str) -> int:
         index = self._index.get(name)
         if index is None:
             if len(self.names) == MAX_PHASES:
@@ -222,7 +229,8 @@ class Meter:
 def samples_in(batch: Any) -> int:
     """Samples in a batch: the first dimension of the first tensor found in it (0 where there is none)."""
     if isinstance(batch, (tuple, list)) and batch and isinstance(batch[0], Tensor):
-        return batch[0].shape[0] if batch[0].dim() else 1
+        shape = batch[0].shape
+        return shape[0] if shape else 1
     values = vars(batch) if hasattr(batch, "__dataclass_fields__") else batch
     for leaf in tree_leaves(values):
         if isinstance(leaf, Tensor):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, replace
 from functools import partial
@@ -54,11 +55,11 @@ class Delay(Switch):
             return functions
         device = next(functions.model.parameters()).device
         name = {"forward": "forward", "backward": "backward", "optimizer": "optimizer_step"}[self.phase]
-        wait = delayed(getattr(functions, name), self.fraction, _device_sleep() if device.type == "cuda" else _spin)
+        wait = (delayed_on_device if device.type == "cuda" else delayed)(getattr(functions, name), self.fraction)
         return replace(functions, **{name: wait})
 
 
-def delayed(inner: Callable[..., Any], fraction: float, wait_until: Callable[[float, float], None]) -> Callable[..., Any]:
+def delayed(inner: Callable[..., Any], fraction: float) -> Callable[..., Any]:
     """``inner``, then a wait for ``fraction`` of the time since the last wait ended: the step's own time, without the delay.
 
     What the waiting itself costs counts as part of the wait; it is all in one function because each further one would cost
@@ -76,20 +77,49 @@ def delayed(inner: Callable[..., Any], fraction: float, wait_until: Callable[[fl
             if usual_s and own_s > 3 * usual_s:
                 own_s = usual_s
             usual_s += (own_s - usual_s) * (0.1 if usual_s else 1.0)
-            wait_until(begin, fraction * own_s)
+            until = begin + fraction * own_s
+            while perf_counter() < until:
+                pass
         last = perf_counter()
         return result
 
     return call
 
 
-def _spin(begin: float, seconds: float) -> None:
-    until = begin + seconds
-    while perf_counter() < until:
-        pass
+def delayed_on_device(inner: Callable[..., Any], fraction: float) -> Callable[..., Any]:
+    """The same on a CUDA device's own timeline, which lags behind the program: a wait follows from the steps that are done.
+
+    The first few steps, of which none is done yet, are not delayed.
+    """
+    sleep = _device_sleep()
+    running: deque[tuple[torch.cuda.Event, torch.cuda.Event]] = deque()
+    last: torch.cuda.Event | None = None
+    usual_s = 0.0
+
+    def call(*arguments: Any) -> Any:
+        nonlocal last, usual_s
+        result = inner(*arguments)
+        if last is not None:
+            running.append((last, _mark()))
+        while running and running[0][1].query():
+            begin, end = running.popleft()
+            own_s = 1e-3 * begin.elapsed_time(end)
+            usual_s += (min(own_s, 3 * usual_s or own_s) - usual_s) * (0.1 if usual_s else 1.0)
+        if usual_s:
+            sleep(fraction * usual_s)
+        last = _mark()
+        return result
+
+    return call
 
 
-def _device_sleep() -> Callable[[float, float], None]:
+def _mark() -> torch.cuda.Event:
+    event = torch.cuda.Event(enable_timing=True)
+    event.record()
+    return event
+
+
+def _device_sleep() -> Callable[[float], None]:
     """Keeps the CUDA device busy for so many seconds, in the stream's order, calibrated once."""
     cycles = 50_000_000
     torch.cuda._sleep(1_000_000)
@@ -99,7 +129,7 @@ def _device_sleep() -> Callable[[float, float], None]:
     after.record()
     after.synchronize()
     cycles_per_s = cycles / (before.elapsed_time(after) * 1e-3)
-    return lambda _begin, seconds: torch.cuda._sleep(int(seconds * cycles_per_s))
+    return lambda seconds: torch.cuda._sleep(int(seconds * cycles_per_s))
 
 
 class _DelayedLoader:
@@ -107,7 +137,7 @@ class _DelayedLoader:
 
     def __init__(self, loader: Iterable[Batch], fraction: float) -> None:
         self.loader = loader
-        self._following = delayed(next, fraction, _spin)  # one for all epochs: the first batch of each is late too
+        self._following = delayed(next, fraction)  # one for all epochs: the first batch of each is late too
 
     def __len__(self) -> int:
         return len(self.loader)  # type: ignore[arg-type]

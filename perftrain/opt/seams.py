@@ -47,6 +47,8 @@ class LoaderOptions:
     in_order: bool = True
     wrap: tuple[Callable[[Iterable[Batch]], Iterable[Batch]], ...] = ()
     """Applied to the finished loader, first to last."""
+    after_copy: tuple[Callable[[Batch], Batch], ...] = ()
+    """Applied to each batch once it is on the device (augmentation there), first to last."""
 
     @staticmethod
     def of(loader: DataLoader[Any]) -> LoaderOptions:
@@ -72,7 +74,7 @@ class LoaderOptions:
         return LoaderOptions(**taken)
 
     def build(self) -> Iterable[Batch]:
-        arguments = {f.name: getattr(self, f.name) for f in fields(self) if f.name != "wrap"}
+        arguments = {f.name: getattr(self, f.name) for f in fields(self) if f.name not in ("wrap", "after_copy")}
         loader: Iterable[Batch] = DataLoader(**arguments)
         for wrap in self.wrap:
             loader = wrap(loader)
@@ -129,3 +131,24 @@ class Workload:
     clip_norm: float | None = None
     counters: Callable[[], Mapping[str, float]] = dict
     """What the data side counted (skipped files, ...), read at the end of a run."""
+    samples_in: Callable[[Batch], int] | None = None
+    """How much work a batch is, in the unit of throughput (tokens that are no padding); None: its first dimension."""
+
+
+def repeated_blocks(model: nn.Module) -> list[nn.Module]:
+    """The blocks that a deep model repeats (transformer layers, residual blocks), outermost first in the order of the model.
+
+    The children of one class, within one ``ModuleList`` or ``Sequential`` or several of them, that hold the most parameters
+    together and at least two of them; plain layers (without children of their own) do not count. Empty where nothing repeats.
+    """
+    found: dict[type[nn.Module], list[nn.Module]] = {}
+    inside: set[int] = set()
+    for module in model.modules():
+        if not isinstance(module, (nn.ModuleList, nn.Sequential)):
+            continue
+        for child in module.children():
+            if id(child) not in inside and not isinstance(child, (nn.ModuleList, nn.Sequential)) and any(True for _ in child.children()):
+                found.setdefault(type(child), []).append(child)
+                inside.update(id(m) for m in child.modules())
+    several = [blocks for blocks in found.values() if len(blocks) > 1]
+    return max(several, key=lambda blocks: sum(p.numel() for b in blocks for p in b.parameters()), default=[])

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Sequence
 
-from perftrain.facts import Diagnosis, RunRecord, Verdict
+from perftrain.facts import Diagnosis, RunRecord, Verdict, ranked
 from perftrain.report import run_words, units, words
 from perftrain.report.bars import phases_of
 from perftrain.report.comparison import comparison
@@ -28,7 +28,7 @@ def verdict_markdown(verdict: Verdict) -> str:
 def ranking_markdown(verdicts: Iterable[Verdict]) -> str:
     """One row a verdict, best first; why one is not resolved, changes the result or does not run stands in its row."""
     rows = []
-    for rank, verdict in enumerate(words.ranked(verdicts), 1):
+    for rank, verdict in enumerate(ranked(verdicts), 1):
         named = str(rank), words.switch_names(verdict.switches), words.decision_cell(verdict)
         rows.append((*named, units.factor(verdict.speedup, verdict.ci95), words.open_reason(verdict)))
     return _table(("", "switch", "verdict", "speedup", "reason"), rows, right=(0,)) + "\n"

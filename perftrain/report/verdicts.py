@@ -8,7 +8,7 @@ from rich.console import Console, RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from perftrain.facts import Decision, Try, Verdict
+from perftrain.facts import Decision, Try, Verdict, ranked
 from perftrain.report import units, words
 from perftrain.report.bars import Axis, PhaseBar, Scale, Swatch, Whisker, looks, phases_of
 from perftrain.report.comparison import comparison
@@ -43,7 +43,7 @@ def print_verdict(console: Console, verdict: Verdict, next_tries: Sequence[Try] 
 
 def print_ranking(console: Console, verdicts: Iterable[Verdict]) -> None:
     """One line a verdict, best first, with the intervals drawn on one logarithmic scale; then the reasons it has no room for."""
-    rows = words.ranked(verdicts)
+    rows = ranked(verdicts)
     if not rows:
         paragraph(console, "No verdicts yet.")
         return

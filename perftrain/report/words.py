@@ -17,14 +17,7 @@ DECISION_WORDS = {
     Decision.CHANGES_RESULT: "changes the result",
     Decision.DOES_NOT_RUN: "does not run",
 }
-"""In the order of a ranking."""
 WITH_REASON = (Decision.NOT_RESOLVED, Decision.CHANGES_RESULT, Decision.DOES_NOT_RUN)
-
-
-def ranked(verdicts: Iterable[Verdict]) -> list[Verdict]:
-    """Best first: by decision, then by what is certain of the speedup (the lower end of its interval)."""
-    order = list(DECISION_WORDS)
-    return sorted(verdicts, key=lambda v: (order.index(v.decision), -_certain(v), v.switches))
 
 
 def switch_names(switches: Iterable[str]) -> str:
@@ -172,13 +165,6 @@ def circumstances(verdict: Verdict) -> Iterator[tuple[str, str]]:
         yield "measured", measured(verdict)
     for note in verdict.notes:
         yield "note", units.one_line(note)
-
-
-def _certain(verdict: Verdict) -> float:
-    for bound in (verdict.ci95[0] if verdict.ci95 else None, verdict.speedup):
-        if bound is not None and math.isfinite(bound):
-            return bound
-    return 0.0
 
 
 def _distance(found: Parity, detail: str) -> str:

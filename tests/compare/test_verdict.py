@@ -7,8 +7,8 @@ from dataclasses import replace
 import pytest
 
 from perftrain.compare.duet import Protocol
-from perftrain.compare.verdict import break_even, changes_result, decide, does_not_run, ranked
-from perftrain.facts import ArmSummary, Decision, Numerics, Parity, PerftrainError, StepBreakdown, Verdict
+from perftrain.compare.verdict import break_even, changes_result, decide, does_not_run
+from perftrain.facts import ArmSummary, Decision, Numerics, Parity, PerftrainError, StepBreakdown, Verdict, ranked
 from perftrain.measure.statistics import Estimate
 
 HOLDS = Parity(Numerics.CLOSE, True, 5, 0.01, 0.05, "within")

@@ -20,6 +20,7 @@ from perftrain.facts import (
     StepBreakdown,
     Try,
     Verdict,
+    ranked,
 )
 from perftrain.report import words
 
@@ -113,8 +114,8 @@ def test_the_decision_in_words(decision: Decision) -> None:
 
 def test_best_first() -> None:
     better = verdict(Decision.FASTER, "wide", speedup=1.9, ci95=(1.7, 2.1))
-    ranked = words.ranked([*reversed(EVERY.values()), better])
-    assert [v.switches[0] for v in ranked] == ["amp", "wide", "fused", "pin", "tf32", "zero", "dali"]
+    best_first = ranked([*reversed(EVERY.values()), better])
+    assert [v.switches[0] for v in best_first] == ["amp", "wide", "fused", "pin", "tf32", "zero", "dali"]
 
 
 @pytest.mark.parametrize(
