@@ -5,16 +5,14 @@ from __future__ import annotations
 import importlib.util
 import os
 import random
-import shutil
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
-from filelock import FileLock
 from PIL import Image
-from platformdirs import user_cache_dir
 from rich.console import Console
 from rich.progress import Progress
 
+from perftrain.data.user_cache import cache_folder, made_once
 from perftrain.facts import PerftrainError
 
 VERSION = 1
@@ -35,11 +33,6 @@ PHOTOGRAPHS = {
     "tissue": (*SKIMAGE, "ihc.png", 96),
 }
 """Class -> package, folders, file, and the JPEG quality that makes crops of it weigh what ImageNet's files do."""
-
-
-def cache_folder() -> Path:
-    """Where made data is kept: ``$PERFTRAIN_CACHE``, or else this user's cache folder."""
-    return Path(os.environ.get("PERFTRAIN_CACHE") or user_cache_dir("perftrain")).expanduser().absolute()
 
 
 def photographs_folder(train: int = 120, held_out: int = 20) -> Path:
@@ -64,20 +57,7 @@ def make_photographs(train: int = 120, held_out: int = 20) -> Path:
     if folder.is_dir():
         return folder
     sources = {name: _open(name) for name in PHOTOGRAPHS}
-    try:
-        folder.parent.mkdir(parents=True, exist_ok=True)
-        with FileLock(f"{folder}.lock"):
-            if not folder.is_dir():
-                partial = folder.with_name(f"{folder.name}.partial")
-                shutil.rmtree(partial, ignore_errors=True)  # of a run that was killed: the lock is ours
-                _cut(sources, partial, {"train": train, "val": held_out})
-                os.rename(partial, folder)
-    except OSError as error:
-        raise PerftrainError(
-            f"The photographs need about 120 MB in a folder that can be written: {folder.parent} gave {error}. "
-            "Type PERFTRAIN_CACHE=/another/folder in front of the command."
-        ) from error
-    return folder
+    return made_once(folder, lambda partial: _cut(sources, partial, {"train": train, "val": held_out}), "The photographs need about 120 MB")
 
 
 def _open(name: str) -> Image.Image:
