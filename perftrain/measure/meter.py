@@ -8,9 +8,9 @@ from __future__ import annotations
 
 import math
 from array import array
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from time import perf_counter
-from typing import Any, TypeVar
+from typing import Any, Protocol, TypeVar
 
 import numpy as np
 import torch
@@ -26,6 +26,16 @@ REST = PHASES.index("rest")
 _END = "end of step"
 CHECK_EVERY = 64
 """Steps between two looks at the losses; each look waits for the device once."""
+FOLD_EVERY = 1024
+"""Steps between two foldings of marks into rows on the CPU: between kernels each costs half a millisecond, hot a twentieth."""
+
+
+class Averaging(Protocol):
+    """What a meter asks of the processes that train together."""
+
+    @property
+    def size(self) -> int: ...
+    def mean(self, losses: Sequence[dict[str, float] | None]) -> list[dict[str, float] | None]: ...
 
 
 class NotFiniteLoss(PerftrainError, FloatingPointError):
@@ -45,19 +55,21 @@ class Meter:
             ...
         print(meter.breakdown())
 
-    A lap only notes the clock; marks become rows every ``CHECK_EVERY`` steps, because code that runs between kernels finds
+    A lap only notes the clock; marks become rows now and then, because code that runs between kernels finds
     the caches cold and costs several times what it costs in a row.
 
     Args:
         device: whose timeline is measured; the CPU if not given.
         stop_on_nan: raise :class:`NotFiniteLoss` within ``CHECK_EVERY`` steps of a loss that is not finite.
+        ranks: averages losses over several processes that train together, each time they are checked.
     """
 
-    def __init__(self, device: torch.device | str = "cpu", stop_on_nan: bool = False) -> None:
+    def __init__(self, device: torch.device | str = "cpu", stop_on_nan: bool = False, ranks: Averaging | None = None) -> None:
         self.device = torch.device(device)
         self.names = list[str](PHASES)
         self._index = {name: i for i, name in enumerate(PHASES)} | {_END: REST}
         self._stop_on_nan = stop_on_nan
+        self._ranks = ranks if ranks is not None and ranks.size > 1 else None
         self._rows = array("d")
         self._samples = array("q")
         self._before: Any = None
@@ -103,7 +115,9 @@ class Meter:
             self._losses.append({name: value.item() for name, value in losses.items()})
         if len(self._samples) % CHECK_EVERY == 0:
             self._read_losses()
-            self._fold(wait=False)
+            self._check_losses()
+            if self._on_device or len(self._samples) % FOLD_EVERY == 0:
+                self._fold(wait=False)
         self.lap(_END)
 
     def _fold(self, wait: bool) -> None:
@@ -145,13 +159,18 @@ class Meter:
 
     # --- reading ---
     def _read_losses(self) -> None:
-        """Losses that are still on the device, in one go; then the check."""
+        """Losses that are still on the device, in one go."""
         pending, self._pending_losses = self._pending_losses, []
         names = {name for losses in pending if losses for name in losses}
         read = {n: iter(torch.stack([p[n].float() for p in pending if p and n in p]).tolist()) for n in names}
         for losses in pending:
             self._losses.append({n: next(read[n]) for n in losses} if losses else None)
+
+    def _check_losses(self) -> None:
+        """All ranks come here at the same steps."""
         start, self._checked = self._checked, len(self._losses)
+        if self._ranks is not None and start < len(self._losses):
+            self._losses[start:] = self._ranks.mean(self._losses[start:])
         if not self._stop_on_nan:
             return
         for step, found in enumerate(self._losses[start:], start):
@@ -162,9 +181,18 @@ class Meter:
         return len(self._samples)
 
     def finish(self) -> None:
-        """Read everything still on the device. Waits for it."""
+        """Read everything still on the device. Waits for it, and for the other ranks where there are any."""
         self._fold(wait=True)
         self._read_losses()
+        self._check_losses()
+
+    def _settle(self) -> None:
+        """The same before somebody reads; without the other ranks, as this one may be asking alone."""
+        if self._ranks is None:
+            self.finish()
+        else:
+            self._fold(wait=True)
+            self._read_losses()
 
     def step_s(self) -> list[float]:
         """Seconds of every step so far."""
@@ -173,7 +201,7 @@ class Meter:
 
     def rows(self) -> list[StepRow]:
         """One row a step, phases that never occurred left out."""
-        self.finish()
+        self._settle()
         count = len(self._rows) // MAX_PHASES
         used = [i for i in range(len(self.names)) if any(self._rows[i::MAX_PHASES])]
         return [
@@ -188,7 +216,7 @@ class Meter:
 
     def losses(self) -> dict[str, list[float]]:
         """Every logged loss by name, one value for each step that had it."""
-        self.finish()
+        self._settle()
         names = {name for losses in self._losses if losses for name in losses}
         return {name: [losses[name] for losses in self._losses if losses and name in losses] for name in sorted(names)}
 
