@@ -20,6 +20,7 @@ from perftrain.compare.verdict import does_not_run, settings_of
 from perftrain.diagnose.rules import diagnose_phases
 from perftrain.facts import ArmSummary, Card, Diagnosis, Gain, PerftrainError, RunRecord, StepBreakdown, Verdict, ranked
 from perftrain.measure import machine
+from perftrain.measure.peaks import peaks
 from perftrain.opt import all_switches
 from perftrain.opt.seams import Plan
 from perftrain.options import Line
@@ -257,6 +258,6 @@ def doctor_facts(cfg: Any, watcher: Watcher, only_opts: bool) -> dict[str, Any]:
     if only_opts:
         return {"opts": opts}
     with watcher.progress("Measuring peaks", 3):
-        peaks = machine.peaks(device.split(":")[0])
-    return {"machine": machine.describe(), "software": machine.software(), "settings": machine.settings(), "peaks": peaks,
+        measured_peaks = peaks(device.split(":")[0])
+    return {"machine": machine.describe(), "software": machine.software(), "settings": machine.settings(), "peaks": measured_peaks,
             "limits": machine.limits(), "opts": opts}  # fmt: skip

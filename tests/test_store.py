@@ -21,7 +21,8 @@ import pytest
 
 from perftrain import store as store_module
 from perftrain.facts import SCHEMA, Bottleneck, PerftrainError, RunRecord, StepBreakdown, StepRow
-from perftrain.store import Store, differences, fingerprint, from_json, new_run_id, to_json
+from perftrain.fingerprint import differences, fingerprint, from_json, to_json
+from perftrain.store import Store, new_run_id
 
 REPOSITORY = Path(__file__).parents[1]
 

@@ -283,10 +283,10 @@ def check_delay(device: str, steps: int) -> dict[str, Any]:
 
 
 def check_peaks(device: str, steps: int) -> dict[str, Any]:
-    from perftrain.measure import machine
+    from perftrain.measure.peaks import peaks
 
-    peaks = machine.peaks(device, budget_s=4.0 if device.startswith("cuda") else 0.5)
-    rates = {f"{kind} {name}": peak["amount"] / peak["seconds"] for kind, many in peaks.items() for name, peak in many.items()}
+    found = peaks(device, budget_s=4.0 if device.startswith("cuda") else 0.5)
+    rates = {f"{kind} {name}": peak["amount"] / peak["seconds"] for kind, many in found.items() for name, peak in many.items()}
     shown = {name: f"{rate / 1e12:.4g} T{'FLOP' if name.startswith('matmul') else 'B'}/s" for name, rate in rates.items()}
     if device.startswith("cuda"):
         require(rates["matmul bfloat16"] > 2 * rates["matmul float32"], f"bfloat16 should be over twice float32: {shown}")

@@ -18,10 +18,11 @@ import perftrain
 from perftrain.compare.duet import BASELINE, VARIANT, Protocol
 from perftrain.engine.process import environment
 from perftrain.facts import PerftrainError
+from perftrain.fingerprint import fingerprint
 from perftrain.measure import machine
 from perftrain.opt.base import Switch
 from perftrain.opt.huge_pages import why_no_huge_pages, with_tunable
-from perftrain.store import Store, fingerprint
+from perftrain.store import Store
 
 CODE_THAT_SHAPES_SPEED = ("engine", "measure", "opt", "data")
 

@@ -16,7 +16,9 @@ import torch
 
 from perftrain.facts import PerftrainError
 from perftrain.measure import machine
-from perftrain.measure.machine import describe, limits, machine_id, peaks, settings, software
+from perftrain.measure import peaks as peaks_module
+from perftrain.measure.machine import describe, limits, machine_id, settings, software
+from perftrain.measure.peaks import peaks
 
 LINUX = pytest.mark.skipif(sys.platform != "linux", reason="reads /proc and /sys")
 
@@ -176,7 +178,7 @@ def test_peaks_are_plausible_and_leave_the_settings_alone() -> None:
 
 
 def test_settings_come_back_when_measuring_fails(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(machine, "_best_matmul", lambda *arguments: {"amount": 1.0, "seconds": 0.0})
+    monkeypatch.setattr(peaks_module, "_best_matmul", lambda *arguments: {"amount": 1.0, "seconds": 0.0})
     before = fp32_precision()
     with pytest.raises(PerftrainError, match="matmul in float32"):
         peaks("cpu", budget_s=0.1)
