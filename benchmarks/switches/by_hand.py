@@ -19,6 +19,7 @@ import sys
 import time
 from collections.abc import Callable, Iterator
 from datetime import date
+from itertools import repeat
 from pathlib import Path
 from typing import Any
 
@@ -71,9 +72,9 @@ def by_hand(seed: int, fixed: bool) -> Callable[[int], None]:
     mean, std = (255 * torch.tensor(x) for x in (MEAN, STD))
     data: Any = work.loader.dataset  # type: ignore[attr-defined]
     loader = DataLoader(Crops(data.samples, recipe.side), recipe.batch_size, shuffle=True, drop_last=True)  # type: ignore[arg-type]
-    batches = endless(loader)
+    batches: Iterator[Any] = endless(loader)
     if fixed:
-        batches = iter(lambda kept=next(batches): kept, None)
+        batches = repeat(next(batches))
 
     def train(steps: int) -> None:
         for _ in range(steps):
