@@ -15,6 +15,7 @@ import argparse
 import contextlib
 import datetime
 import json
+import math
 import os
 import platform
 import re
@@ -34,10 +35,17 @@ HERE = Path(__file__).resolve().parent
 TOTAL_S = 8 * 60 - 15  # the rest is for writing and for ending processes
 CHECK_S = 90.0  # of one check at most
 MARK = "CHECK-RESULT "
+LARGE = ("resnet50", "vit_b_16", "gpt2")
 VERDICTS = [
-    (recipe, switch)
-    for switch in ("nothing", "delay", "amp", "tf32", "channels_last", "compile")  # compile last: it takes longest
-    for recipe in ("digits", "photos")
+    ("digits", "nothing"),
+    ("digits", "delay"),
+    ("photos", "workers"),
+    ("resnet50", "amp"),
+    ("resnet50", "[amp,channels_last]"),
+    ("vit_b_16", "amp"),
+    ("gpt2", "amp"),
+    ("gpt2", "fused"),
+    ("gpt2", "[amp,compile]"),  # the last takes longest
 ]
 
 
@@ -219,6 +227,107 @@ def check_nothing(device: str, steps: int) -> dict[str, Any]:
     return compared(device, steps, opt.Nothing())
 
 
+OWN_CHECK = ("amp", "tf32", "channels_last", "compile", "workers", "nothing", "delay")
+SEVERAL_RANKS = ("ddp", "fsdp")
+"""One device has no second rank; their own tests run on the CPU."""
+
+
+def check_every_switch(device: str, steps: int) -> dict[str, Any]:
+    """Every other switch on the small program: it refuses with a reason, or its losses are what its card says."""
+    import torch
+
+    from perftrain.facts import PerftrainError
+    from perftrain.opt import all_switches
+    from perftrain.opt.seams import Plan
+
+    plan, saw, wrong = Plan(device=torch.device(device)), {}, []
+    for name, cls in all_switches().items():
+        if name in OWN_CHECK or name in SEVERAL_RANKS:
+            continue
+        switch = cls()
+        reason = switch.unavailable(plan)
+        if reason or switch.environment():
+            saw[name] = f"not run: {reason or 'it works through variables'}"
+            continue
+        try:
+            saw[name] = compared(device, steps, switch)["parity"]
+        except PerftrainError as refused:
+            saw[name] = f"refused: {refused}"
+        except Exception as error:
+            saw[name] = f"{type(error).__name__}: {error}"
+            wrong.append(name)
+        print(name, saw[name], flush=True)
+    require(not wrong, "; ".join(f"{name}: {saw[name]}" for name in wrong))
+    return saw
+
+
+def check_prefetch(device: str, steps: int) -> dict[str, Any]:
+    """Copies on a stream of their own must not change what is trained, batch after batch, and must overlap the training."""
+    from perftrain import opt
+
+    names = [opt.PinMemory(), opt.DevicePrefetch()] if device.startswith("cuda") else [opt.Nothing()]
+    plain, ahead = losses(trained(device, 2 * steps, 0)), losses(trained(device, 2 * steps, 0, names))
+    apart = max(abs(a - b) for a, b in zip(plain, ahead, strict=True))
+    require(apart <= 1e-3 * max(plain), f"losses differ by {apart:.2e}: a batch was trained on before its copy was done")
+    return {"largest difference of the losses": f"{apart:.1e}"}
+
+
+def check_model(device: str, steps: int, name: str, bundles: Sequence[Sequence[str]]) -> dict[str, Any]:
+    """A large model on batches that stay on the device: milliseconds, useful FLOP/s against the peak, memory, by bundle."""
+    import torch
+
+    sys.path.insert(0, str(HERE))
+    import yaml
+    from hydra.utils import instantiate
+
+    from perftrain import Trainer
+    from perftrain.measure.flops import count_flop, model_flop_utilization
+    from perftrain.measure.peaks import peaks
+    from perftrain.opt import all_switches
+
+    cuda = device.startswith("cuda")
+    tiny = {} if cuda else {"batch_size": 2, **({"side": 64} if name != "gpt2" else {"length": 64, "layers": 2, "vocabulary": 512})}
+    recipe = instantiate({**yaml.safe_load((HERE / "conf" / "recipe" / f"{name}.yaml").read_text()), **tiny})
+    peak = peaks(device, budget_s=2.0 if cuda else 0.5)["matmul"]
+    saw: dict[str, Any] = {}
+    flop = 0
+    for bundle in bundles:
+        work = recipe.build(0)
+        trainer = Trainer(
+            work.model, work.loss_fn, work.optimizer, work.loader, opt=[all_switches()[s]() for s in bundle], device=device,
+            samples_in=work.samples_in,
+        )  # fmt: skip
+        if not bundle:
+            batch = next(iter(work.loader))
+            flop = count_flop(lambda t=trainer, b=batch: t.run.functions.forward(b)["loss"].backward())
+            trainer.optimizer.zero_grad()
+        trainer.fit(steps=12 if cuda else 3)
+        record = trainer.fit(steps=steps if cuda else 3)
+        now, low = record.breakdown, "amp" in bundle
+        mfu = model_flop_utilization(flop, now.step_s, peak["bfloat16" if low else "float32"]) if cuda else float("nan")
+        saw[" + ".join(bundle) or "no switches"] = (
+            f"{1e3 * now.step_s:.2f} ms, {now.samples / now.steps / now.step_s:.0f} samples/s, {flop / now.step_s / 1e12:.1f} TFLOP/s, "
+            f"{mfu:.0%} of the {'bfloat16' if low else 'float32'} peak, {(record.peak_bytes or 0) / 2**30:.1f} GiB"
+        )
+        require(all(math.isfinite(x) for x in trainer.meter.losses()["loss"]), f"{bundle}: a loss is not finite")
+        del trainer, work
+        if cuda:
+            torch.cuda.empty_cache()
+    return saw
+
+
+def check_resnet50(device: str, steps: int) -> dict[str, Any]:
+    return check_model(device, steps, "resnet50", [[], ["amp"], ["amp", "channels_last"], ["amp", "channels_last", "fused"]])
+
+
+def check_vit(device: str, steps: int) -> dict[str, Any]:
+    return check_model(device, steps, "vit_b_16", [[], ["amp"], ["amp", "fused"], ["amp", "checkpointing"]])
+
+
+def check_gpt2(device: str, steps: int) -> dict[str, Any]:
+    return check_model(device, steps, "gpt2", [[], ["tf32"], ["amp"], ["amp", "fused"], ["amp", "chunked_loss"], ["amp", "checkpointing"]])
+
+
 # --- checks of the instrument ---
 def check_meter(device: str, steps: int) -> dict[str, Any]:
     """On CUDA the phases are times between events: together they must be the wall time, from idle device to idle device."""
@@ -305,6 +414,11 @@ CHECKS: dict[str, Callable[[str, int], dict[str, Any]]] = {
     "delay": check_delay,
     "peaks": check_peaks,
     "compile": check_compile,
+    "every switch": check_every_switch,
+    "prefetch": check_prefetch,
+    "resnet50": check_resnet50,
+    "vit_b_16": check_vit,
+    "gpt2": check_gpt2,
 }
 
 
@@ -324,7 +438,8 @@ def one(name: str, device: str, steps: int) -> int:
 def run_limited(command: Sequence[str], limit_s: float, cwd: Path | None = None) -> tuple[int | None, str]:
     """Exit code (None: it took too long and was ended with all it had started) and output."""
     with tempfile.TemporaryFile("w+") as log:
-        process = subprocess.Popen(command, stdout=log, stderr=subprocess.STDOUT, cwd=cwd, start_new_session=True)
+        variables = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, [str(HERE), os.environ.get("PYTHONPATH")]))}
+        process = subprocess.Popen(command, stdout=log, stderr=subprocess.STDOUT, cwd=cwd, env=variables, start_new_session=True)
         try:
             code: int | None = process.wait(max(1.0, limit_s))
         except subprocess.TimeoutExpired:
@@ -365,9 +480,10 @@ def run_check(name: str, device: str, steps: int, left_s: float) -> dict[str, An
 def run_verdict(recipe: str, switch: str, device: str, folder: Path, budget_s: float, left_s: float) -> dict[str, Any]:
     """``python -m perftrain`` as a user types it. It passes if there is a verdict that this switch can have here."""
     begin = time.monotonic()
-    file = folder / f"{recipe}-{switch}.json"
+    file = folder / f"{recipe}-{re.sub(r'[^a-z0-9_]+', '-', switch)}.json"
     command = [
         *(sys.executable, "-m", "perftrain", f"recipe={recipe}", f"device={device}", f"+opt={switch}"),
+        *(("--config-dir", str(HERE / "conf")) if recipe in LARGE else ()),
         *("--budget", f"{budget_s:.0f}", "--runs", str(folder / "runs"), "--json", str(file), "measure.processes=2"),
     ]
     code, output = run_limited(command, left_s, folder)
