@@ -55,7 +55,8 @@ class Job:
         extra = environment(switches)
         both: dict[str, str] = {"PYTHONHASHSEED": "0"}
         notes: tuple[str, ...] = ()
-        if self.protocol.stabilize and self.device == "cpu" and "GLIBC_TUNABLES" not in extra and sys.platform.startswith("linux"):
+        about_malloc = {"GLIBC_TUNABLES", "LD_PRELOAD"} & extra.keys()
+        if self.protocol.stabilize and self.device == "cpu" and not about_malloc and sys.platform.startswith("linux"):
             both["GLIBC_TUNABLES"] = steady_malloc(os.environ.get("GLIBC_TUNABLES", ""))
             notes = ("both arms timed with a malloc that keeps its memory, which scatters less (measure.stabilize=false: without)",)
         return {BASELINE: both, VARIANT: {**both, **extra}}, notes
