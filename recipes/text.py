@@ -10,7 +10,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.nn import functional as F
+from torch.nn.functional import cross_entropy
 from torch.nn.utils.rnn import pad_sequence
 from torch.utils.data import DataLoader, Dataset
 
@@ -18,6 +18,7 @@ from perftrain.data.texts import ON_ERROR, START, TextFiles, Texts, list_texts, 
 from perftrain.facts import PerftrainError
 from perftrain.opt.seams import Workload
 from perftrain_recipes.checks import check_choice, check_positive, check_text, check_whole
+from perftrain_recipes.gpt import GPT
 
 IGNORED = -100
 """The target of a padded position: ``cross_entropy`` leaves it out."""
@@ -142,46 +143,8 @@ def real_tokens(batch: tuple[Tensor, Tensor]) -> int:
     return int((batch[1] != IGNORED).sum())
 
 
-class Block(nn.Module):
-    """Attention to what came before, then two linear layers, each added to the stream after a norm."""
-
-    def __init__(self, width: int, heads: int) -> None:
-        super().__init__()
-        self.heads = heads
-        self.norm_1, self.norm_2 = nn.LayerNorm(width), nn.LayerNorm(width)
-        self.qkv, self.out = nn.Linear(width, 3 * width), nn.Linear(width, width)
-        self.mlp = nn.Sequential(nn.Linear(width, 4 * width), nn.GELU(), nn.Linear(4 * width, width))
-
-    def forward(self, x_BLD: Tensor) -> Tensor:
-        qkv = self.qkv(self.norm_1(x_BLD)).unflatten(2, (3, self.heads, -1))
-        q_BHLK, k_BHLK, v_BHLK = qkv.permute(2, 0, 3, 1, 4)
-        seen = F.scaled_dot_product_attention(q_BHLK, k_BHLK, v_BHLK, is_causal=True)  # padding comes last: nobody looks at it
-        x_BLD = x_BLD + self.out(seen.transpose(1, 2).flatten(2))
-        return x_BLD + self.mlp(self.norm_2(x_BLD))
-
-
-class GPT(nn.Module):
-    """Token ids (batch, length) -> logits (batch, length, vocabulary), for up to ``longest`` positions."""
-
-    def __init__(self, vocabulary: int, width: int, heads: int, layers: int, longest: int) -> None:
-        super().__init__()
-        self.embedding, self.positions = nn.Embedding(vocabulary, width), nn.Embedding(longest, width)
-        self.blocks = nn.ModuleList(Block(width, heads) for _ in range(layers))
-        self.norm = nn.LayerNorm(width)
-        self.head = nn.Linear(width, vocabulary, bias=False)
-        for name, weight in self.named_parameters():
-            if weight.dim() == 2:
-                nn.init.normal_(weight, std=0.02 / math.sqrt(2 * layers) if name.endswith(("out.weight", "mlp.2.weight")) else 0.02)
-
-    def forward(self, tokens_BL: Tensor) -> Tensor:
-        x_BLD = self.embedding(tokens_BL) + self.positions.weight[: tokens_BL.shape[1]]
-        for block in self.blocks:
-            x_BLD = block(x_BLD)
-        return self.head(self.norm(x_BLD))
-
-
 def next_token_loss(logits_BLV: Tensor, targets_BL: Tensor) -> Tensor:
-    return F.cross_entropy(logits_BLV.flatten(0, 1), targets_BL.flatten())
+    return cross_entropy(logits_BLV.flatten(0, 1), targets_BL.flatten())
 
 
 def bits_per_byte(held_out: Sequences) -> Callable[[nn.Module], Mapping[str, float]]:

@@ -118,6 +118,7 @@ class Host:
             clip_norm=workload.clip_norm,
             device=self.device,
             counters=workload.counters,
+            samples_in=workload.samples_in,
         )
         told = time.monotonic()
 

@@ -115,7 +115,7 @@ def endless(loader: Iterable[Batch]) -> Iterator[Batch]:
     """Batches, epoch after epoch. A sampler with ``set_epoch`` is told the epoch."""
     epoch = 0
     while True:
-        for part in (getattr(loader, "sampler", None), getattr(loader, "dataset", None)):
+        for part in (getattr(loader, name, None) for name in ("sampler", "batch_sampler", "dataset")):
             if hasattr(part, "set_epoch"):
                 part.set_epoch(epoch)  # type: ignore[union-attr]
         empty = True

@@ -10,6 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from perftrain.data.lengths import padding_share
 from perftrain.engine.assemble import assemble
 from perftrain.engine.loop import Run, train
 from perftrain.engine.process import process_settings, require_environment
@@ -17,7 +18,7 @@ from perftrain.facts import PerftrainError, RunRecord, StepRow
 from perftrain.measure.memory import peak_bytes, reset_peak
 from perftrain.measure.meter import Meter, breakdown_of
 from perftrain.opt.base import Switch
-from perftrain.opt.seams import Batch, Losses, Workload, repeated_blocks
+from perftrain.opt.seams import Batch, Losses, Workload, attention_layers, output_layer, repeated_blocks
 
 
 class Trainer:
@@ -39,6 +40,7 @@ class Trainer:
         device: default: where the model's parameters are.
         stop_on_nan: stop within 64 steps of a loss that is not finite.
         counters: read at the end of ``fit`` into the record's metrics (skipped files, ...).
+        samples_in: how much work a batch is, in the unit of throughput; default: its first dimension.
 
     Raises:
         PerftrainError: conflicting switches, a switch that cannot run here, or a missing piece.
@@ -59,8 +61,9 @@ class Trainer:
         device: torch.device | str | None = None,
         stop_on_nan: bool = True,
         counters: Callable[[], Mapping[str, float]] = dict,
+        samples_in: Callable[[Batch], int] | None = None,
     ) -> None:
-        self.workload = Workload(model, optimizer, loader, loss_fn, step, evaluate, scheduler, clip_norm, counters)
+        self.workload = Workload(model, optimizer, loader, loss_fn, step, evaluate, scheduler, clip_norm, counters, samples_in)
         self.switches = tuple(opt)
         self.device = torch.device(device) if device is not None else device_of(model)
         self.stop_on_nan = stop_on_nan
@@ -204,6 +207,9 @@ def facts_of(workload: Workload) -> dict[str, Any]:
         "convolutions": sum(p.dim() == 4 for p in parameters),
         "optimizer": type(workload.optimizer).__name__,
         "blocks": len(repeated_blocks(workload.model)),
+        "attention_layers": attention_layers(workload.model),
+        "vocabulary": getattr(output_layer(workload.model), "out_features", 0),
+        "padding_share": padding_share(workload.loader),
         "workers": getattr(workload.loader, "num_workers", 0),
     }
 

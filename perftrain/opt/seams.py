@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, fields, replace
+from functools import cache
 from typing import Any
 
 import torch
@@ -152,3 +154,32 @@ def repeated_blocks(model: nn.Module) -> list[nn.Module]:
                 inside.update(id(m) for m in child.modules())
     several = [blocks for blocks in found.values() if len(blocks) > 1]
     return max(several, key=lambda blocks: sum(p.numel() for b in blocks for p in b.parameters()), default=[])
+
+
+def output_layer(model: nn.Module) -> nn.Linear | None:
+    """The linear layer that turns hidden states into the logits of a vocabulary: the last one outside the repeated blocks, if
+    it has more outputs than inputs. None where the model ends otherwise."""
+    inside = {id(m) for block in repeated_blocks(model) for m in block.modules()}
+    layers = [m for m in model.modules() if isinstance(m, nn.Linear) and id(m) not in inside]
+    last = layers[-1] if layers else None
+    return last if type(last) is nn.Linear and last.out_features > last.in_features else None
+
+
+def attention_layers(model: nn.Module) -> int | None:
+    """Modules that call ``scaled_dot_product_attention``, as their source says; None where a source is missing and none is found."""
+    calls = [_calls_attention(type(module)) for module in model.modules()]
+    if getattr(getattr(model, "config", None), "_attn_implementation", None) == "sdpa":  # of the transformers library
+        calls.append(True)
+    found = sum(call is True for call in calls)
+    return found if found or None not in calls else None
+
+
+@cache
+def _calls_attention(cls: type[nn.Module]) -> bool | None:
+    if issubclass(cls, nn.MultiheadAttention):
+        return True
+    own = [c for c in cls.__mro__ if not c.__module__.startswith(("torch.", "builtins"))]
+    try:
+        return any("scaled_dot_product_attention" in inspect.getsource(c) for c in own)
+    except (OSError, TypeError):  # typed into an interpreter
+        return None
