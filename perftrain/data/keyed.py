@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import random
+import threading
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
@@ -62,14 +63,18 @@ class Keyed(Dataset[Any]):
             return whole_batch(indices)
 
 
+_ONE_AT_A_TIME = threading.RLock()
+"""The generators belong to the process: loader threads would seed them under each other's hands."""
+
+
 @contextmanager
 def _generators_seeded(key: str) -> Iterator[None]:
     """Seed ``random``, ``numpy.random`` and torch's CPU generator from ``key``; put their states back afterwards."""
     # hash() differs between processes; a digest does not.
     seed = int.from_bytes(hashlib.blake2b(key.encode(), digest_size=4).digest(), "big")
-    python_state, numpy_state = random.getstate(), np.random.get_state()
     # torch.manual_seed would seed the GPUs too, in the middle of a training that draws from them.
-    with torch.random.fork_rng(devices=[]):
+    with _ONE_AT_A_TIME, torch.random.fork_rng(devices=[]):
+        python_state, numpy_state = random.getstate(), np.random.get_state()
         random.seed(seed)
         np.random.seed(seed)
         torch.default_generator.manual_seed(seed)

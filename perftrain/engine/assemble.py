@@ -11,7 +11,9 @@ import torch
 from torch import Tensor, nn
 from torch.utils.data import DataLoader
 
+from perftrain.data.move import mover
 from perftrain.engine.checks import check_switches
+from perftrain.engine.fitting import step_fits
 from perftrain.engine.loop import Run
 from perftrain.engine.process import MortalWorker
 from perftrain.facts import PerftrainError, Place
@@ -42,7 +44,8 @@ def assemble(workload: Workload, switches: Sequence[Switch], device: torch.devic
     ordered = sorted(switches, key=lambda s: s.card.place)
     plan = make_plan(ordered, device)
     check_switches(ordered, plan)
-    loader, after_copy = build_loader(workload.loader, ordered, dataset)
+    fits = None if plan.ranks else others_fit(workload, ordered, device, dataset)
+    loader, after_copy = build_loader(workload.loader, ordered, dataset, device, fits)
     names = {id(p): name for name, p in workload.model.named_parameters()}
     model = workload.model.to(device)
     for switch in ordered:
@@ -53,13 +56,14 @@ def assemble(workload: Workload, switches: Sequence[Switch], device: torch.devic
         functions = switch.step(functions)
     model.train()
     return Run(
+        loader=loader,
         batches=endless(loader),
         to_device=chained(mover(device), after_copy),
         samples_in=workload.samples_in or samples_in,
         functions=functions,
         micro_batches=plan.micro_batches,
         in_flight=getattr(loader, "num_workers", 0) * (getattr(loader, "prefetch_factor", None) or 0),
-        batches_per_epoch=len(loader) if hasattr(loader, "__len__") else None,  # type: ignore[arg-type]
+        batches_per_epoch=length_of(loader),
     )
 
 
@@ -68,7 +72,11 @@ AfterCopy = tuple[Callable[[Batch], Batch], ...]
 
 
 def build_loader(
-    loader: Iterable[Batch], switches: Sequence[Switch], dataset: Callable[[Any], Any] | None = None
+    loader: Iterable[Batch],
+    switches: Sequence[Switch],
+    dataset: Callable[[Any], Any] | None = None,
+    device: torch.device = torch.device("cpu"),  # noqa: B008, immutable
+    fits: Callable[[Switch, int], bool] | None = None,
 ) -> tuple[Iterable[Batch], AfterCopy]:
     """The workload's loader with the switches' changes (the very same object where nothing changes it), and what is done to
     a batch on the device.
@@ -76,28 +84,54 @@ def build_loader(
     ``dataset`` wraps what the switches made of the dataset, before anybody fetches from it.
     """
     if not isinstance(loader, DataLoader):
-        return wrap_foreign(loader, switches)
-    before = options = LoaderOptions.of(loader)
+        return wrap_foreign(loader, switches, device)
+    before = options = replace(LoaderOptions.of(loader), device=device, fits=fits)
     for number, switch in enumerate(switches):
         if dataset is not None and switch.card.place > Place.DATASET:
             options, dataset = replace(options, dataset=dataset(options.dataset)), None
         changed = switch.loader(options)
         if not isinstance(changed, LoaderOptions):
-            found, more = wrap_foreign(changed, switches[number + 1 :])
+            found, more = wrap_foreign(changed, switches[number + 1 :], device)
             return found, (*options.after_copy, *more)
         options = changed
     if dataset is not None:
         options = replace(options, dataset=dataset(options.dataset))
-    if options.num_workers == 0 and (options.persistent_workers or options.prefetch_factor):
-        raise PerftrainError("persistent_workers and prefetch need worker processes; the loader has none. Add workers: +opt=[workers,...].")
+    if options.num_workers == 0:
+        check_no_workers_needed(before, options)
     if options.num_workers > 0:
         options = replace(options, worker_init_fn=MortalWorker(options.worker_init_fn))
     return loader if options == before else options.build(), options.after_copy
 
 
-def wrap_foreign(loader: Iterable[Batch], switches: Sequence[Switch]) -> tuple[Iterable[Batch], AfterCopy]:
+def check_no_workers_needed(before: LoaderOptions, options: LoaderOptions) -> None:
+    """Refuse what acts on worker processes only, once every switch had its say."""
+    asked = {
+        "persistent_workers": options.persistent_workers,
+        "prefetch": options.prefetch_factor is not None,
+        "in_order": options.in_order is not before.in_order,
+        "threads.per_worker": options.worker_init_fn is not before.worker_init_fn,
+    }
+    for name, wanted in asked.items():
+        if wanted:
+            switch = name.split(".")[0]
+            raise PerftrainError(f"{name} needs worker processes; the loader has none. Add them: +opt=[workers,{switch}]")
+
+
+def others_fit(
+    workload: Workload, switches: Sequence[Switch], device: torch.device, dataset: Callable[[Any], Any] | None
+) -> Callable[[Switch, int], bool]:
+    """Tells a switch whether a batch size fits the device's memory together with all the other switches."""
+
+    def fits(switch: Switch, batch_size: int) -> bool:
+        others = [other for other in switches if other is not switch]
+        return step_fits(workload, lambda trial: assemble(trial, others, device, dataset), batch_size, device)
+
+    return fits
+
+
+def wrap_foreign(loader: Iterable[Batch], switches: Sequence[Switch], device: torch.device) -> tuple[Iterable[Batch], AfterCopy]:
     """A loader that is no DataLoader can be wrapped, but none of its options changed."""
-    options = bare = LoaderOptions(dataset=None)
+    options = bare = LoaderOptions(dataset=None, device=device)
     for switch in switches:
         changed = switch.loader(bare)
         if not isinstance(changed, LoaderOptions) or replace(changed, wrap=(), after_copy=()) != bare:
@@ -111,18 +145,28 @@ def wrap_foreign(loader: Iterable[Batch], switches: Sequence[Switch]) -> tuple[I
     return loader, options.after_copy
 
 
+def length_of(loader: Iterable[Batch]) -> int | None:
+    """Batches of one epoch; None where the loader does not know (that of a stream has ``__len__`` and raises)."""
+    try:
+        return len(loader)  # type: ignore[arg-type]
+    except TypeError:
+        return None
+
+
 def endless(loader: Iterable[Batch]) -> Iterator[Batch]:
-    """Batches, epoch after epoch. A sampler with ``set_epoch`` is told the epoch."""
+    """Batches, epoch after epoch. A sampler with ``set_epoch`` is told the epoch. A loader that was resumed at the very end of an
+    epoch has nothing to give in that one."""
     epoch = 0
+    may_be_empty = hasattr(loader, "load_state_dict")
     while True:
         for part in (getattr(loader, name, None) for name in ("sampler", "batch_sampler", "dataset")):
             if hasattr(part, "set_epoch"):
                 part.set_epoch(epoch)  # type: ignore[union-attr]
         empty = True
         for batch in loader:
-            empty = False
+            empty = may_be_empty = False
             yield batch
-        if empty:
+        if empty and not may_be_empty:
             raise PerftrainError(
                 "A loader must give at least one batch each time it is iterated; "
                 + (
@@ -131,28 +175,8 @@ def endless(loader: Iterable[Batch]) -> Iterator[Batch]:
                     else f"it was exhausted after pass {epoch}. Give a DataLoader (or what starts anew when iterated), not a generator."
                 )
             )
+        may_be_empty = False
         epoch += 1
-
-
-def mover(device: torch.device) -> Callable[[Batch], Batch] | None:
-    """A function that copies a batch of any structure to ``device``; None on the CPU, where there is nothing to do."""
-    if device.type == "cpu":
-        return None
-
-    def move(value: Any) -> Any:
-        if isinstance(value, Tensor):
-            return value.to(device, non_blocking=True)
-        if isinstance(value, Mapping):
-            return type(value)({k: move(v) for k, v in value.items()})  # type: ignore[call-arg]
-        if isinstance(value, tuple) and hasattr(value, "_fields"):
-            return type(value)(*(move(v) for v in value))
-        if isinstance(value, (list, tuple)):
-            return type(value)(move(v) for v in value)
-        if hasattr(value, "__dataclass_fields__"):
-            return replace(value, **{name: move(getattr(value, name)) for name in value.__dataclass_fields__})
-        return value.to(device) if hasattr(value, "to") else value
-
-    return move
 
 
 def chained(move: Callable[[Batch], Batch] | None, after_copy: AfterCopy) -> Callable[[Batch], Batch] | None:

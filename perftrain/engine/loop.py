@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 
 from perftrain.measure.meter import Meter
@@ -13,6 +13,8 @@ from perftrain.opt.seams import Batch, StepFunctions, nothing
 class Run:
     """A program ready to train: what :func:`perftrain.engine.assemble.assemble` returns."""
 
+    loader: Iterable[Batch]
+    """As the switches made it; ``batches`` iterates it, epoch after epoch."""
     batches: Iterator[Batch]
     to_device: Callable[[Batch], Batch] | None
     """None where batches are where the model is."""

@@ -84,6 +84,11 @@ class Trainer:
         return self._record
 
     @property
+    def loader(self) -> Iterable[Batch]:
+        """The loader as the switches made it. Where it has ``state_dict``, it can go on in the middle of an epoch."""
+        return self.run.loader
+
+    @property
     def evaluations(self) -> list[tuple[int, dict[str, float]]]:
         """(step, metrics) of each evaluation during the last ``fit`` with ``evaluate_every``."""
         return list(self._periodic)

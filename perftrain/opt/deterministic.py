@@ -53,7 +53,8 @@ class Deterministic(Switch):
     def process(self) -> Iterator[None]:  # type: ignore[override]
         cudnn = torch.backends.cudnn
         before = torch.are_deterministic_algorithms_enabled(), torch.is_deterministic_algorithms_warn_only_enabled()
-        cudnn_before, fill_before = (cudnn.deterministic, cudnn.benchmark), memory.fill_uninitialized_memory
+        cudnn_before = cudnn.deterministic, cudnn.benchmark
+        fill_before = memory.fill_uninitialized_memory  # type: ignore[attr-defined]
         try:
             torch.use_deterministic_algorithms(True, warn_only=self.warn_only)
             cudnn.deterministic, cudnn.benchmark = True, False

@@ -25,6 +25,13 @@ class Plan:
     device: torch.device = field(default_factory=lambda: torch.device("cpu"))
     compute_dtype: torch.dtype = torch.float32
     micro_batches: int = 1
+    """Forward and backward passes before each update: exactly so many."""
+    ranks: int | None = None
+    """Processes that train together, each on its part of every batch; None: this one alone, without a process group."""
+
+
+NO_ARGUMENTS = ("wrap", "after_copy", "engine", "device", "fits")
+"""Fields of :class:`LoaderOptions` that no loader takes."""
 
 
 @dataclass(frozen=True)
@@ -51,12 +58,19 @@ class LoaderOptions:
     """Applied to the finished loader, first to last."""
     after_copy: tuple[Callable[[Batch], Batch], ...] = ()
     """Applied to each batch once it is on the device (augmentation there), first to last."""
+    engine: Callable[..., Iterable[Batch]] = DataLoader
+    """What is built, with the arguments above; whatever it is has a length and starts anew when it is iterated."""
+    device: torch.device = field(default_factory=lambda: torch.device("cpu"))
+    """Where the model trains."""
+    fits: Callable[[Any, int], bool] | None = None
+    """``fits(switch, batch_size)``: do training steps of that size fit the device's memory, with all switches but this one? It
+    tries. None where nobody can."""
 
     @staticmethod
     def of(loader: DataLoader[Any]) -> LoaderOptions:
         """Read the options back from a loader that somebody built."""
         taken = {f.name: getattr(loader, f.name) for f in fields(LoaderOptions) if hasattr(loader, f.name)}
-        if loader.batch_sampler is not None and type(loader.batch_sampler) is not BatchSampler:
+        if loader.batch_sampler is not None and (type(loader.batch_sampler) is not BatchSampler or loader.batch_size is None):
             taken.update(batch_size=1, sampler=None, drop_last=False)
         else:
             taken["batch_sampler"] = None
@@ -76,8 +90,8 @@ class LoaderOptions:
         return LoaderOptions(**taken)
 
     def build(self) -> Iterable[Batch]:
-        arguments = {f.name: getattr(self, f.name) for f in fields(self) if f.name not in ("wrap", "after_copy")}
-        loader: Iterable[Batch] = DataLoader(**arguments)
+        arguments = {f.name: getattr(self, f.name) for f in fields(self) if f.name not in NO_ARGUMENTS}
+        loader: Iterable[Batch] = self.engine(**arguments)
         for wrap in self.wrap:
             loader = wrap(loader)
         return loader
