@@ -27,7 +27,7 @@ class Packing(Switch):
     joints. Not for models that read the whole row as one (classification), nor after length_buckets, which leaves no room.
 
     ``row_length``: positions of a row; None: as many as the batch's longest sample, which the model can hold in any case.
-    A longer sample is not split: it has a row of its own.
+    A longer sample is not split: it has a row of its own. Longer rows hold less padding only in batches that fill several.
 
     Source: Krell et al., "Efficient Sequence Packing without Cross-contamination", 2021 (the packing; not its masks).
     """
