@@ -85,6 +85,8 @@ def runnable(name: str) -> Switch:
     switch = SWITCHES[name]()
     if reason := switch.unavailable(CPU) or switch.unfit(facts_of(trainer().workload)):
         pytest.skip(reason)
+    if switch.plan(CPU).ranks is not None:
+        pytest.skip("it needs several processes; tests/opt/test_data_parallel.py has them")
     return switch
 
 

@@ -18,7 +18,7 @@ from typing import Any
 import torch
 
 from perftrain.data.keyed import Keyed
-from perftrain.engine.assemble import assemble
+from perftrain.engine.assemble import assemble, make_plan
 from perftrain.engine.loop import Run, train
 from perftrain.engine.process import RandomState, process_settings, seed_everything
 from perftrain.facts import StepRow
@@ -43,7 +43,7 @@ class Arm:
         self.children: dict[int, Any] = {}
         begin = time.perf_counter()
         before = set(multiprocessing.active_children())
-        with process_settings(switches):
+        with shared_threads(switches, device), process_settings(switches):
             seed_everything(seed)
             self.workload: Workload = recipe.build(seed)
             wrap = (lambda dataset: Keyed(dataset, seed) if hasattr(dataset, "__getitem__") else dataset) if keyed else None
@@ -64,7 +64,7 @@ class Arm:
         self._signal(signal.SIGCONT)
         self.random.put()
         try:
-            with process_settings(self.switches):
+            with shared_threads(self.switches, self.device), process_settings(self.switches):
                 yield
         finally:
             self.random.take()
@@ -82,24 +82,47 @@ class Arm:
     def steps(self, count: int) -> list[StepRow]:
         """Train ``count`` steps in a turn of this arm."""
         with self.turn():
-            meter = Meter(self.device, stop_on_nan=True)
+            meter = Meter(self.device, stop_on_nan=True, ranks=self.run.ranks)
             meter.start()
             train(self.run, count, meter)
+            meter.finish()
             return meter.rows()
 
     def warm(self) -> list[StepRow]:
         """Steps until caches, clocks and prefetch queues are in their usual state."""
         rows = self.steps(WARM_STEPS + self.run.in_flight)
         missing_s = WARM_S - sum(row.step_s for row in rows[1:])
-        if missing_s > 0:
-            rows += self.steps(1 + int(missing_s / max(rows[-1].step_s, 1e-5)))
-        return rows
+        more = 1 + int(missing_s / max(rows[-1].step_s, 1e-5)) if missing_s > 0 else 0
+        return rows + self.steps(more) if (more := self.agreed(more)) else rows
+
+    def agreed(self, steps: int) -> int:
+        """What rank 0 says: all ranks must train equally many steps, whatever their clocks say."""
+        return int(self.run.ranks.agreed(steps))
 
     def drop(self) -> None:
         """End the loader workers and free the memory."""
         self._signal(signal.SIGCONT)
         self.run.batches.close()  # type: ignore[attr-defined]
         del self.run, self.workload
+
+
+def ranks_of(switches: Sequence[Switch], device: torch.device) -> int | None:
+    """How many processes an arm with these switches needs to train together; None: one, as always."""
+    return make_plan(switches, device).ranks
+
+
+@contextmanager
+def shared_threads(switches: Sequence[Switch], device: torch.device) -> Iterator[None]:
+    """Ranks that share a CPU have together as many threads as the one process without them has."""
+    threads, ranks = torch.get_num_threads(), ranks_of(switches, device)
+    if ranks is None or device.type != "cpu":
+        yield
+        return
+    torch.set_num_threads(max(1, threads // ranks))
+    try:
+        yield
+    finally:
+        torch.set_num_threads(threads)
 
 
 def scatter_heap(rng: random.Random) -> list[torch.Tensor]:

@@ -48,7 +48,7 @@ class Worker:
         self._log = tempfile.TemporaryFile("w+", errors="replace")  # noqa: SIM115, closed in end()
         try:
             self._process = subprocess.Popen(
-                [sys.executable, "-m", "perftrain.compare.worker", str(write_end)],
+                [sys.executable, "-m", "perftrain.compare.worker", str(write_end), str(os.getpid())],
                 stdin=subprocess.PIPE,
                 stdout=self._log,
                 stderr=self._log,
@@ -79,25 +79,34 @@ class Worker:
         Raises:
             WorkerFailed: an exception there, the process died, or no sign of life within ``timeout_s``.
         """
+        self.ready(timeout_s)
+        self.begin(do, **arguments)
+        return self.answer(timeout_s, on_progress)
+
+    def ready(self, timeout_s: float) -> None:
+        """Wait until the process stands."""
         if not self._hosting:
-            self._wait(timeout_s, None)
+            self.answer(timeout_s)
             self._hosting = True
+
+    def begin(self, do: str, **arguments: Any) -> None:
+        """Send a command to a process that is ready; :meth:`answer` waits for what it answers."""
         self._send({"do": do, **arguments})
-        return self._wait(timeout_s, on_progress)
 
     def interrupt(self) -> None:
         """Ask it to stop what it is doing; a training run then answers with what it has."""
         with suppress(ProcessLookupError):
             self._process.send_signal(signal.SIGINT)
 
-    def last_answer(self, timeout_s: float = END_S) -> dict[str, Any]:
-        """The answer to a command that was interrupted."""
-        return self._wait(timeout_s, None)
-
     def log(self) -> str:
         """What the program under test printed so far."""
         self._log.seek(0)
         return self._log.read()
+
+    def kill(self) -> None:
+        """Kill it where it stands, with all that it started; :meth:`end` is still to be called."""
+        with suppress(ProcessLookupError, PermissionError):
+            os.killpg(self._process.pid, signal.SIGKILL)  # its session: loader workers too, stopped or not
 
     def end(self) -> None:
         """End it and all that it started."""
@@ -109,8 +118,7 @@ class Worker:
         except subprocess.TimeoutExpired:
             pass
         finally:
-            with suppress(ProcessLookupError, PermissionError):
-                os.killpg(self._process.pid, signal.SIGKILL)  # its session: loader workers too, stopped or not
+            self.kill()
             self._process.wait()
             if self._answers >= 0:
                 os.close(self._answers)
@@ -126,8 +134,8 @@ class Worker:
         except BrokenPipeError:
             raise self._death() from None
 
-    def _wait(self, timeout_s: float, on_progress: Callable[[dict[str, Any]], None] | None) -> dict[str, Any]:
-        """The answer; whoever tells how far it got is alive and may take as long again."""
+    def answer(self, timeout_s: float = END_S, on_progress: Callable[[dict[str, Any]], None] | None = None) -> dict[str, Any]:
+        """The answer to what was begun; whoever tells how far it got is alive and may take as long again."""
         while True:
             message = self._read(timeout_s)
             if "progress" in message:

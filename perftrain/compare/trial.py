@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import tempfile
 import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
@@ -18,10 +17,11 @@ from perftrain.compare.job import Job
 from perftrain.compare.parity import judge
 from perftrain.compare.verdict import changes_result, decide, does_not_run, settings_of
 from perftrain.data.scratch import VARIABLE as SCRATCH
+from perftrain.data.scratch import shared_scratch
 from perftrain.engine.assemble import make_plan
 from perftrain.engine.checks import NotAvailable, check_switches
 from perftrain.facts import Decision, Numerics, Parity, RunRecord, StepRow, Verdict, run_record_from
-from perftrain.store import fingerprint
+from perftrain.fingerprint import fingerprint
 
 Update = Callable[[float, str], None]
 
@@ -145,7 +145,7 @@ def _trained(worker: Worker, arm: str, seed: int, steps: int, update: Update) ->
     except KeyboardInterrupt:
         worker.interrupt()
         try:
-            return worker.last_answer()
+            return worker.answer()
         except WorkerFailed:  # it was not training yet, or not any more: there is nothing to keep
             raise KeyboardInterrupt from None
 
@@ -180,7 +180,7 @@ def try_switches(job: Job, parts: Mapping[str, Any], baseline: RunRecord, watche
     environments, notes = job.environments(switches)
     facts["notes"] = (*notes, *(line for s in switches if (line := s.describe(plan))))
     numerics = weakest(s.card.numerics for s in switches)
-    with tempfile.TemporaryDirectory(prefix="perftrain-") as cache:  # so that compiling and caching cost what they cost the first time
+    with shared_scratch() as cache:  # so that compiling and caching cost what they cost the first time
         for variables in environments.values():
             variables.update({"TORCHINDUCTOR_CACHE_DIR": cache, SCRATCH: cache})
         return _measured(job, names, numerics, environments, baseline, watcher, {**facts, "begin": begin})
@@ -199,6 +199,7 @@ def _measured(
     try:
         alone = _alone(job, environments[VARIANT], watcher, " + ".join(names))
         parity = _parity(job, numerics, alone, baseline)
+        facts["notes"] = (*facts["notes"], *alone.get("notes", ()))
         if "not_finite" in alone:
             return changes_result(
                 names, f"{alone['not_finite']} The baseline's stayed finite.", parity, seconds=time.monotonic() - begin, **facts

@@ -6,6 +6,8 @@ import atexit
 import os
 import shutil
 import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
 from functools import cache
 from pathlib import Path
 
@@ -13,11 +15,39 @@ VARIABLE = "PERFTRAIN_SCRATCH"
 """Set by whoever starts several processes that are to share the folder, and who removes it."""
 
 
-def scratch_folder(name: str) -> Path:
-    """The sub-folder ``name`` of the scratch folder, made if it is missing. Several processes may ask at once."""
-    folder = Path(os.environ.get(VARIABLE) or _own()) / name
+MEMORY = Path("/dev/shm")
+"""A file system in memory, where there is one (Linux)."""
+
+
+def scratch_folder(name: str, in_memory: bool = False) -> Path:
+    """The sub-folder ``name`` of the scratch folder, made if it is missing. Several processes may ask at once.
+
+    Args:
+        in_memory: in the scratch folder's twin in memory, which is gone together with it.
+    """
+    root = Path(os.environ.get(VARIABLE) or _own())
+    folder = (_twin(root) if in_memory else root) / name
     folder.mkdir(parents=True, exist_ok=True)
     return folder
+
+
+@contextmanager
+def shared_scratch() -> Iterator[str]:
+    """A scratch folder for several processes: start them with :data:`VARIABLE` set to it. It is gone afterwards."""
+    folder = tempfile.mkdtemp(prefix="perftrain-")
+    try:
+        yield folder
+    finally:
+        _remove(folder)
+
+
+def _twin(root: Path) -> Path:
+    return MEMORY / f"perftrain{str(root.absolute()).replace(os.sep, '-')}"
+
+
+def _remove(folder: str) -> None:
+    shutil.rmtree(folder, ignore_errors=True)
+    shutil.rmtree(_twin(Path(folder)), ignore_errors=True)
 
 
 @cache
@@ -26,7 +56,7 @@ def _own() -> str:
 
     def remove() -> None:
         if os.getpid() == owner:  # not in forked loader workers
-            shutil.rmtree(folder, ignore_errors=True)
+            _remove(folder)
 
     atexit.register(remove)
     return folder

@@ -5,6 +5,7 @@ from __future__ import annotations
 import inspect
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
+from functools import wraps
 from typing import Any
 
 import torch
@@ -16,6 +17,7 @@ from perftrain.engine.checks import check_switches
 from perftrain.engine.fitting import step_fits
 from perftrain.engine.loop import Run
 from perftrain.engine.process import MortalWorker
+from perftrain.engine.ranks import Ranks, join
 from perftrain.facts import PerftrainError, Place
 from perftrain.measure.meter import samples_in
 from perftrain.opt.base import Switch
@@ -44,6 +46,7 @@ def assemble(workload: Workload, switches: Sequence[Switch], device: torch.devic
     ordered = sorted(switches, key=lambda s: s.card.place)
     plan = make_plan(ordered, device)
     check_switches(ordered, plan)
+    ranks = join(plan)
     fits = None if plan.ranks else others_fit(workload, ordered, device, dataset)
     loader, after_copy = build_loader(workload.loader, ordered, dataset, device, fits)
     names = {id(p): name for name, p in workload.model.named_parameters()}
@@ -51,19 +54,19 @@ def assemble(workload: Workload, switches: Sequence[Switch], device: torch.devic
     for switch in ordered:
         model = switch.model(model, plan)
     optimizer = build_optimizer(workload.optimizer, names, model, ordered)
-    functions = plain_step(workload, model, optimizer)
+    functions = plain_step(workload, model, optimizer, plan, ranks)
     for switch in ordered:
         functions = switch.step(functions)
     model.train()
+    ranks.spread()
     return Run(
         loader=loader,
         batches=endless(loader),
         to_device=chained(mover(device), after_copy),
-        samples_in=workload.samples_in or samples_in,
         functions=functions,
-        micro_batches=plan.micro_batches,
         in_flight=getattr(loader, "num_workers", 0) * (getattr(loader, "prefetch_factor", None) or 0),
         batches_per_epoch=length_of(loader),
+        ranks=ranks,
     )
 
 
@@ -229,7 +232,7 @@ def build_optimizer(
 
 
 # --- step ---
-def plain_step(workload: Workload, model: nn.Module, optimizer: torch.optim.Optimizer) -> StepFunctions:
+def plain_step(workload: Workload, model: nn.Module, optimizer: torch.optim.Optimizer, plan: Plan, ranks: Ranks) -> StepFunctions:
     parameters = [p for group in optimizer.param_groups for p in group["params"]]
     clip_norm, scheduler = workload.clip_norm, workload.scheduler
     if optimizer is not workload.optimizer:
@@ -243,15 +246,36 @@ def plain_step(workload: Workload, model: nn.Module, optimizer: torch.optim.Opti
         schedule=nothing if scheduler is None else scheduler.step,
         optimizer=optimizer,
         model=model,
+        samples_in=of_all_ranks(workload.samples_in or samples_in, ranks),
+        clip_norm=clip_norm,
+        plan=plan,
     )
+
+
+def of_all_ranks(samples_in: Callable[[Batch], int], ranks: Ranks) -> Callable[[Batch], int]:
+    """Each rank has as many samples as this one; of what is not equal (tokens) it is an estimate that costs no exchange."""
+    return samples_in if ranks.size == 1 else lambda batch: ranks.size * samples_in(batch)
 
 
 def hand_over(scheduler: Any, before: torch.optim.Optimizer, optimizer: torch.optim.Optimizer) -> None:
     """Let ``scheduler``, and those that it chains, act on ``optimizer`` instead of the one that was rebuilt."""
     if getattr(scheduler, "optimizer", None) is before:
         scheduler.optimizer = optimizer
+        mark_stepped(optimizer)
     for inner in getattr(scheduler, "_schedulers", ()):
         hand_over(inner, before, optimizer)
+
+
+def mark_stepped(optimizer: Any) -> None:
+    """Tell torch that schedule follows step: it looks for a mark that schedulers leave on the optimizer they were made for."""
+    step = optimizer.step
+
+    @wraps(step)
+    def marked(*arguments: Any, **named: Any) -> Any:
+        return step(*arguments, **named)
+
+    marked._wrapped_by_lr_sched = True  # type: ignore[attr-defined]
+    optimizer.step, optimizer._opt_called = marked, True
 
 
 def _clip(parameters: list[Tensor], clip_norm: float) -> None:

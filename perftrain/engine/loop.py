@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
+from perftrain.engine.ranks import Ranks
 from perftrain.measure.meter import Meter
-from perftrain.opt.seams import Batch, StepFunctions, nothing
+from perftrain.opt.seams import Batch, Losses, StepFunctions, nothing
 
 
 @dataclass
@@ -18,35 +19,35 @@ class Run:
     batches: Iterator[Batch]
     to_device: Callable[[Batch], Batch] | None
     """None where batches are where the model is."""
-    samples_in: Callable[[Batch], int]
     functions: StepFunctions
-    micro_batches: int = 1
     after_step: tuple[tuple[str, Callable[[int], None]], ...] = ()
     """(phase, function of the step's number): evaluation, checkpoints, progress."""
     in_flight: int = 0
     """Batches that loader workers may have ready ahead of the loop."""
     batches_per_epoch: int | None = None
     """None where the loader does not know."""
+    ranks: Ranks = field(default_factory=Ranks)
 
 
 def train(run: Run, steps: int, meter: Meter) -> None:
     """Train ``steps`` optimizer steps. Losses stay on the device: nothing here waits for it."""
-    do, lap, batches, to_device, samples_in = run.functions, meter.lap, run.batches, run.to_device, run.samples_in
-    forward, backward = do.forward, do.backward
+    do, lap, batches, to_device = run.functions, meter.lap, run.batches, run.to_device
+    forward, backward, split, samples_in = do.forward, do.backward, do.split, do.samples_in
     update = [call for call in (do.clip, do.optimizer_step, do.zero_grad, do.schedule) if call is not nothing]
     for step in range(steps):
-        samples, losses = 0, None
-        for _ in range(run.micro_batches):
-            batch = next(batches)
-            lap("data_wait")
-            if to_device is not None:
-                batch = to_device(batch)
-                lap("copy")
-            losses = forward(batch)
+        batch = next(batches)
+        lap("data_wait")
+        if to_device is not None:
+            batch = to_device(batch)
+            lap("copy")
+        losses: Losses | None = None
+        for part in (batch,) if split is None else split(batch):
+            found = forward(part)
             lap("forward")
-            backward(losses["loss"])
+            backward(found["loss"])
             lap("backward")
-            samples += samples_in(batch)
+            losses = found if losses is None else added(losses, found)
+        samples = samples_in(batch)
         for call in update:
             call()
         lap("optimizer")
@@ -54,3 +55,8 @@ def train(run: Run, steps: int, meter: Meter) -> None:
             call_after(step)
             lap(phase)
         meter.end_step(samples, losses)
+
+
+def added(losses: Losses, more: Losses) -> Losses:
+    """Losses of micro-batches, each the part that it contributes to its batch's."""
+    return {name: losses[name].detach() + value.detach() for name, value in more.items()}

@@ -87,11 +87,14 @@ class RandomState:
             torch.cuda.set_rng_state_all(self._cuda)
 
 
-def die_with_parent() -> None:
-    """Ask the kernel to kill this process when its parent dies, even while it is stopped (Linux; elsewhere no effect)."""
+def die_with_parent(parent: int | None = None) -> None:
+    """Ask the kernel to kill this process when its parent dies, even while it is stopped (Linux; elsewhere no effect).
+
+    ``parent``: who started it, where that may be dead by now (importing takes seconds).
+    """
     if not sys.platform.startswith("linux"):
         return
-    parent = os.getppid()
+    parent = parent or os.getppid()
     pr_set_pdeathsig = 1
     ctypes.CDLL(None).prctl(pr_set_pdeathsig, signal.SIGKILL)
     if os.getppid() != parent:  # it died in between

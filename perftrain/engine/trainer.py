@@ -5,12 +5,14 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from datetime import UTC, datetime
+from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from perftrain.data.lengths import padding_share
+from perftrain.engine import checkpoint
 from perftrain.engine.assemble import assemble
 from perftrain.engine.loop import Run, train
 from perftrain.engine.process import process_settings, require_environment
@@ -18,7 +20,7 @@ from perftrain.facts import PerftrainError, RunRecord, StepRow
 from perftrain.measure.memory import peak_bytes, reset_peak
 from perftrain.measure.meter import Meter, breakdown_of
 from perftrain.opt.base import Switch
-from perftrain.opt.seams import Batch, Losses, Workload, attention_layers, output_layer, repeated_blocks
+from perftrain.opt.seams import Batch, Losses, Workload, attention_layers, output_layer, repeated_blocks, takes
 
 
 class Trainer:
@@ -72,7 +74,7 @@ class Trainer:
             self.run: Run = assemble(self.workload, self.switches, self.device)
         self.model = self.run.functions.model
         self.optimizer = self.run.functions.optimizer
-        self.meter = Meter(self.device, stop_on_nan)
+        self.meter = Meter(self.device, stop_on_nan, self.run.ranks)
         self._record: RunRecord | None = None
         self._periodic: list[tuple[int, dict[str, float]]] = []
 
@@ -87,6 +89,11 @@ class Trainer:
     def loader(self) -> Iterable[Batch]:
         """The loader as the switches made it. Where it has ``state_dict``, it can go on in the middle of an epoch."""
         return self.run.loader
+
+    @property
+    def rank(self) -> int:
+        """Which of the processes that train together this is; 0 prints and writes."""
+        return self.run.ranks.rank
 
     @property
     def evaluations(self) -> list[tuple[int, dict[str, float]]]:
@@ -118,7 +125,7 @@ class Trainer:
         """
         steps = self._steps(steps, epochs)
         self.run.after_step = self._after_step(evaluate_every, on_step)
-        meter = self.meter = Meter(self.device, self.stop_on_nan)
+        meter = self.meter = Meter(self.device, self.stop_on_nan, self.run.ranks)
         started, begin = datetime.now(UTC), time.perf_counter()
         status, reason, metrics = "failed", "", {}
         reset_peak(self.device)
@@ -140,6 +147,17 @@ class Trainer:
             self._record = self._make_record(status, reason, metrics, started, time.perf_counter() - begin)
         return self._record
 
+    def save(self, path: str | Path) -> None:
+        """Write model, optimizer and schedule to one file, which any number of ranks can go on from. All ranks call it.
+
+        Not in it: the place in the data, the random generators, the scale of float16 losses.
+        """
+        checkpoint.save(path, checkpoint.state_of(self.model, self.optimizer, self.workload.scheduler), self.run.ranks)
+
+    def load(self, path: str | Path) -> None:
+        """Go on from what :meth:`save` wrote, here or with another number of ranks. All ranks call it."""
+        checkpoint.load_state(checkpoint.load(path), self.model, self.optimizer, self.workload.scheduler)
+
     # --- pieces of fit ---
     def _steps(self, steps: int | None, epochs: int | None) -> int:
         if (steps is None) == (epochs is None):
@@ -147,7 +165,7 @@ class Trainer:
         if steps is None:
             if self.run.batches_per_epoch is None:
                 raise PerftrainError("epochs needs a loader with a length; this one has none. Give fit(steps=...) instead.")
-            steps = int(epochs or 0) * self.run.batches_per_epoch // self.run.micro_batches
+            steps = int(epochs or 0) * self.run.batches_per_epoch
         if steps < 1:
             raise PerftrainError(f"fit needs at least one step; it was asked for {steps}.")
         return steps
@@ -173,7 +191,8 @@ class Trainer:
     def _evaluate(self) -> dict[str, float]:
         if self.workload.evaluate is None:
             return {}
-        found = dict(self.workload.evaluate(self.model))
+        averaged = self.run.functions.evaluated
+        found = dict(self.workload.evaluate(self.model if averaged is None else averaged))
         self.model.train()
         return found
 
@@ -191,7 +210,7 @@ class Trainer:
             workload=facts_of(self.workload),
             fingerprint="",
             settings={s.card.name: dict(vars(s)) for s in self.switches},
-            environment={"torch": torch.__version__, "threads": torch.get_num_threads()},
+            environment={"torch": torch.__version__, "threads": torch.get_num_threads(), "ranks": self.run.ranks.size},
             machine={"device": str(self.device)},
             started=started.isoformat(timespec="seconds"),
             breakdown=steady,
@@ -206,15 +225,20 @@ class Trainer:
 def facts_of(workload: Workload) -> dict[str, Any]:
     """What a program is made of, in the words that switches ask for (:meth:`perftrain.opt.base.Switch.unfit`)."""
     parameters = list(workload.model.parameters())
+    linears = [m.weight.shape for m in workload.model.modules() if isinstance(m, nn.Linear)]
     return {
         "model": type(workload.model).__name__,
         "parameters": sum(p.numel() for p in parameters),
         "convolutions": sum(p.dim() == 4 for p in parameters),
         "optimizer": type(workload.optimizer).__name__,
+        "optimizer_takes": [name for name in ("foreach", "fused") if takes(type(workload.optimizer), name)],
+        "linears_by_16": sum(not (rows % 16 or columns % 16) for rows, columns in linears),
         "blocks": len(repeated_blocks(workload.model)),
         "attention_layers": attention_layers(workload.model),
         "vocabulary": getattr(output_layer(workload.model), "out_features", 0),
         "padding_share": padding_share(workload.loader),
+        "clip_norm": workload.clip_norm,
+        "batch_size": getattr(workload.loader, "batch_size", None),
         "workers": getattr(workload.loader, "num_workers", 0),
     }
 

@@ -6,11 +6,10 @@ is the time it is *exposed* on the device's own timeline; events are read later,
 
 from __future__ import annotations
 
-import math
 from array import array
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from time import perf_counter
-from typing import Any, Protocol, TypeVar
+from typing import Any, TypeVar
 
 import numpy as np
 import torch
@@ -18,6 +17,7 @@ from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves
 
 from perftrain.facts import PHASES, PerftrainError, StepBreakdown, StepRow
+from perftrain.measure.losses import Averaging, LossLog
 from perftrain.measure.statistics import warmup_cut
 
 T = TypeVar("T")
@@ -28,22 +28,6 @@ CHECK_EVERY = 64
 """Steps between two looks at the losses; each look waits for the device once."""
 FOLD_EVERY = 1024
 """Steps between two foldings of marks into rows on the CPU: between kernels each costs half a millisecond, hot a twentieth."""
-
-
-class Averaging(Protocol):
-    """What a meter asks of the processes that train together."""
-
-    @property
-    def size(self) -> int: ...
-    def mean(self, losses: Sequence[dict[str, float] | None]) -> list[dict[str, float] | None]: ...
-
-
-class NotFiniteLoss(PerftrainError, FloatingPointError):
-    """The loss became NaN or infinite. ``step`` counts from 0."""
-
-    def __init__(self, message: str, step: int = -1) -> None:
-        super().__init__(message)
-        self.step = step
 
 
 class Meter:
@@ -60,7 +44,7 @@ class Meter:
 
     Args:
         device: whose timeline is measured; the CPU if not given.
-        stop_on_nan: raise :class:`NotFiniteLoss` within ``CHECK_EVERY`` steps of a loss that is not finite.
+        stop_on_nan: raise ``NotFiniteLoss`` within ``CHECK_EVERY`` steps of a loss that is not finite.
         ranks: averages losses over several processes that train together, each time they are checked.
     """
 
@@ -68,16 +52,13 @@ class Meter:
         self.device = torch.device(device)
         self.names = list[str](PHASES)
         self._index = {name: i for i, name in enumerate(PHASES)} | {_END: REST}
-        self._stop_on_nan = stop_on_nan
         self._ranks = ranks if ranks is not None and ranks.size > 1 else None
         self._rows = array("d")
         self._samples = array("q")
         self._before: Any = None
-        self._losses: list[dict[str, float] | None] = []
-        self._pending_losses: list[Mapping[str, Tensor] | None] = []
-        self._checked = 0
         self._watched: list[Any] = []
         self._on_device = self.device.type == "cuda"
+        self._log = LossLog(self._on_device, stop_on_nan, self._ranks)
         self._phases: list[str] = []
         self._marks: Any = [] if self._on_device else array("d")
         now = self._event if self._on_device else perf_counter
@@ -107,16 +88,13 @@ class Meter:
     def end_step(self, samples: int = 0, losses: Mapping[str, Tensor] | None = None) -> None:
         """Close a step in which ``samples`` samples were trained on; what no lap claimed is ``rest``."""
         self._samples.append(samples)
-        if losses is None:
-            self._losses.append(None)
-        elif self._on_device:
-            self._pending_losses.append({name: value.detach() for name, value in losses.items()})
-        else:
-            self._losses.append({name: value.item() for name, value in losses.items()})
-        if len(self._samples) % CHECK_EVERY == 0:
-            self._read_losses()
-            self._check_losses()
-            if self._on_device or len(self._samples) % FOLD_EVERY == 0:
+        count = len(self._samples)
+        if losses is not None:
+            self._log.add(count - 1, losses)
+        if count % CHECK_EVERY == 0:
+            self._log.read()
+            self._log.check()
+            if self._on_device or count % FOLD_EVERY == 0:
                 self._fold(wait=False)
         self.lap(_END)
 
@@ -158,33 +136,14 @@ class Meter:
         return index
 
     # --- reading ---
-    def _read_losses(self) -> None:
-        """Losses that are still on the device, in one go."""
-        pending, self._pending_losses = self._pending_losses, []
-        names = {name for losses in pending if losses for name in losses}
-        read = {n: iter(torch.stack([p[n].float() for p in pending if p and n in p]).tolist()) for n in names}
-        for losses in pending:
-            self._losses.append({n: next(read[n]) for n in losses} if losses else None)
-
-    def _check_losses(self) -> None:
-        """All ranks come here at the same steps."""
-        start, self._checked = self._checked, len(self._losses)
-        if self._ranks is not None and start < len(self._losses):
-            self._losses[start:] = self._ranks.mean(self._losses[start:])
-        if not self._stop_on_nan:
-            return
-        for step, found in enumerate(self._losses[start:], start):
-            if found and not math.isfinite(found["loss"]):
-                raise NotFiniteLoss(f"The loss must stay finite; it was {found['loss']} at step {step}.", step)
-
     def __len__(self) -> int:
         return len(self._samples)
 
     def finish(self) -> None:
         """Read everything still on the device. Waits for it, and for the other ranks where there are any."""
         self._fold(wait=True)
-        self._read_losses()
-        self._check_losses()
+        self._log.read()
+        self._log.check()
 
     def _settle(self) -> None:
         """The same before somebody reads; without the other ranks, as this one may be asking alone."""
@@ -192,7 +151,7 @@ class Meter:
             self.finish()
         else:
             self._fold(wait=True)
-            self._read_losses()
+            self._log.read()
 
     def step_s(self) -> list[float]:
         """Seconds of every step so far."""
@@ -202,14 +161,14 @@ class Meter:
     def rows(self) -> list[StepRow]:
         """One row a step, phases that never occurred left out."""
         self._settle()
-        count = len(self._rows) // MAX_PHASES
+        count, losses = len(self._rows) // MAX_PHASES, self._log.by_step()
         used = [i for i in range(len(self.names)) if any(self._rows[i::MAX_PHASES])]
         return [
             StepRow(
                 step=n,
                 phase_s={self.names[i]: self._rows[n * MAX_PHASES + i] for i in used},
                 samples=self._samples[n],
-                loss=(self._losses[n] or {}).get("loss"),
+                loss=losses.get(n),
             )
             for n in range(count)
         ]
@@ -217,8 +176,7 @@ class Meter:
     def losses(self) -> dict[str, list[float]]:
         """Every logged loss by name, one value for each step that had it."""
         self._settle()
-        names = {name for losses in self._losses if losses for name in losses}
-        return {name: [losses[name] for losses in self._losses if losses and name in losses] for name in sorted(names)}
+        return self._log.by_name()
 
     def breakdown(self, skip: int | None = None) -> StepBreakdown:
         """The mean step without its first ``skip`` steps (default: the warm-up, found by :func:`warmup_cut`)."""

@@ -43,6 +43,10 @@ class Switch:
         """Expected speedup from the measured shares of a step."""
         return Gain(1.0, 1.0, "no prediction")
 
+    def report(self, model: nn.Module) -> Iterable[str]:
+        """What came of it, in lines for the verdict: asked after steps were trained, in a process that hosts no other arm."""
+        return ()
+
     # --- the six hooks ---
     def environment(self) -> Mapping[str, str]:
         """Variables that must stand before torch starts. A switch that has any is measured in pairs of processes."""

@@ -108,6 +108,11 @@ class OptimizerOptions:
     """Constructor arguments on top of the groups' own (``fused=True``)."""
 
 
+def takes(cls: type, argument: str) -> bool:
+    """Whether an optimizer's constructor has this argument."""
+    return argument in inspect.signature(cls).parameters
+
+
 def nothing() -> None:
     """What a step function is where there is nothing to do; the loop leaves it out."""
 
@@ -125,6 +130,14 @@ class StepFunctions:
     schedule: Callable[[], None]
     optimizer: torch.optim.Optimizer
     model: nn.Module
+    samples_in: Callable[[Batch], int]
+    clip_norm: float | None = None
+    """The norm that ``clip`` clips to; None where the program does not clip."""
+    split: Callable[[Batch], Iterable[Batch]] | None = None
+    """Makes micro-batches of a batch: each has a forward and a backward pass of its own, all have one update."""
+    evaluated: nn.Module | None = None
+    """What is evaluated where that is not the trained model (averaged weights)."""
+    plan: Plan = field(default_factory=Plan)
 
     def with_(self, **changes: Any) -> StepFunctions:
         return replace(self, **changes)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 import traceback
 import warnings
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any, ClassVar
 
 import pytest
@@ -19,7 +19,8 @@ from perftrain import PerftrainError, Trainer
 from perftrain.engine.assemble import assemble
 from perftrain.engine.checks import NotAvailable
 from perftrain.facts import Card, Numerics, Place, RunRecord
-from perftrain.measure.meter import NotFiniteLoss
+from perftrain.measure.losses import NotFiniteLoss
+from perftrain.opt.accumulation import Accumulation
 from perftrain.opt.base import Switch
 from perftrain.opt.huge_pages import HugePages, why_no_huge_pages
 from perftrain.opt.nothing import Nothing
@@ -113,7 +114,7 @@ def test_the_scheduler_is_stepped_once_an_optimizer_step() -> None:
     model = network()
     optimizer = torch.optim.SGD(model.parameters(), lr=1.0)
     scheduler = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda n: 0.5**n)
-    fitted = trainer(model=model, optimizer=optimizer, scheduler=scheduler, opt=[MicroBatches()])
+    fitted = trainer(model=model, optimizer=optimizer, scheduler=scheduler, opt=[Accumulation()])
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         fitted.fit(steps=3)
@@ -276,14 +277,6 @@ def card(name: str, place: Place = Place.EDIT, **rest: Any) -> Card:
 
 
 @dataclass(frozen=True)
-class MicroBatches(Switch):
-    card: ClassVar[Card] = card("micro")
-
-    def plan(self, plan: Plan) -> Plan:
-        return replace(plan, micro_batches=2)
-
-
-@dataclass(frozen=True)
 class Foe(Switch):
     card: ClassVar[Card] = card("foe", conflicts=("nothing",))
 
@@ -426,11 +419,11 @@ def test_phases_add_up_to_the_wall_time(case: str, monkeypatch: pytest.MonkeyPat
 
     inner = trainer_module.train
     monkeypatch.setattr(trainer_module, "train", timed)
-    switches = {"workers": [Workers(1)], "micro_batches": [MicroBatches()]}.get(case, [])
+    switches = {"workers": [Workers(1)], "micro_batches": [Accumulation()]}.get(case, [])
     fitted = trainer(opt=switches, evaluate=slow_evaluation)
     fitted.fit(steps=40, evaluate_every=5 if case == "evaluate_every" else None)
     assert sum(row.step_s for row in fitted.rows) == pytest.approx(outside[0], rel=0.01)
-    assert {row.samples for row in fitted.rows} == {16 if case == "micro_batches" else 8}
+    assert {row.samples for row in fitted.rows} == {8}
 
 
 # --- order ---
@@ -500,6 +493,5 @@ def test_assemble_alone() -> None:
     model = network()
     work = Workload(model, torch.optim.SGD(model.parameters(), lr=0.1), DataLoader(data(), batch_size=8), cross_entropy)
     run = assemble(work, [], torch.device("cpu"))
-    assert run.micro_batches == 1
     assert run.functions.model is model
-    assert run.samples_in(next(run.batches)) == 8
+    assert run.functions.samples_in(next(run.batches)) == 8

@@ -10,7 +10,8 @@ from torch import nn
 
 from perftrain import Meter
 from perftrain.facts import PHASES, PerftrainError, StepRow
-from perftrain.measure.meter import MAX_PHASES, NotFiniteLoss, breakdown_of, samples_in
+from perftrain.measure.losses import NotFiniteLoss
+from perftrain.measure.meter import MAX_PHASES, breakdown_of, samples_in
 from perftrain.measure.statistics import warmup_cut
 
 
