@@ -29,7 +29,9 @@ def local_copies(paths: Sequence[str], folder: Path) -> dict[str, str]:
     above = os.path.commonpath([os.path.dirname(os.path.abspath(path)) for path in paths])
     place = folder / hashlib.blake2b(above.encode(), digest_size=6).hexdigest()
     if Path(above).is_relative_to(folder):
-        raise PerftrainError(f"local_copy copies to another folder; the files are in {folder} already. Try opt.local_copy.folder=/other/folder.")
+        raise PerftrainError(
+            f"local_copy copies to another folder; the files are in {folder} already. Try opt.local_copy.folder=/other/folder."
+        )
     copies = {path: str(place / os.path.relpath(os.path.abspath(path), above)) for path in paths}
     try:
         missing = [(source, copy) for source, copy in copies.items() if not _is_copy(source, copy)]

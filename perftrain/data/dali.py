@@ -103,7 +103,8 @@ class DaliLoader:
             if indices is None:
                 return
             if self._pipeline is None:
-                self._pipeline = build_pipeline(self.augmentation, self.batch_size or 1, self.threads, self.prefetch, self.device, self.seed)
+                size = self.batch_size or 1
+                self._pipeline = build_pipeline(self.augmentation, size, self.threads, self.prefetch, self.device, self.seed)
             self._pipeline.feed_input("paths", [self._names[i] for i in indices])
             self._pipeline._run_once()
             ahead.append(indices)

@@ -64,7 +64,8 @@ class PixelCache:
         total, free = int(ends[-1]), free_bytes(self.folder.parent)
         limit = int(SHARE_OF_FREE * free) if limit_bytes is None else limit_bytes
         if total > min(limit, free):
-            allowed = f"{SHARE_OF_FREE:.0%} of the {free / 1e9:.2f} GB that are free" if limit_bytes is None else f"{limit / 1e9:.2f} GB allowed"
+            share = f"{SHARE_OF_FREE:.0%} of the {free / 1e9:.2f} GB that are free"
+            allowed = share if limit_bytes is None else f"{limit / 1e9:.2f} GB allowed"
             raise PerftrainError(
                 f"A cache must fit: {len(sizes)} decoded images take {total / 1e9:.2f} GB, with {allowed} in {self.folder.parent}. {advice}"
             )
