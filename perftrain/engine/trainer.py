@@ -11,6 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from perftrain.data.image_folder import image_folder
 from perftrain.data.lengths import padding_share
 from perftrain.engine import checkpoint
 from perftrain.engine.assemble import assemble
@@ -237,6 +238,7 @@ def facts_of(workload: Workload) -> dict[str, Any]:
         "attention_layers": attention_layers(workload.model),
         "vocabulary": getattr(output_layer(workload.model), "out_features", 0),
         "padding_share": padding_share(workload.loader),
+        "image_files": image_folder(getattr(workload.loader, "dataset", None)) is not None,
         "clip_norm": workload.clip_norm,
         "batch_size": getattr(workload.loader, "batch_size", None),
         "workers": getattr(workload.loader, "num_workers", 0),
