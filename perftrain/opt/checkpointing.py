@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass
-from types import MethodType
 from typing import Any, ClassVar
 
 import torch
@@ -102,15 +101,18 @@ def checkpointed(cls: type[nn.Module], mode: str) -> type[nn.Module]:
     def forward(self: nn.Module, *inputs: Any, **named: Any) -> Any:
         if not torch.is_grad_enabled():
             return cls.forward(self, *inputs, **named)
-        return checkpoint(MethodType(cls.forward, self), *inputs, use_reentrant=False, context_fn=contexts_of(self, mode), **named)
+        if not torch.compiler.is_compiling():
+            return checkpoint(cls.forward, self, *inputs, use_reentrant=False, context_fn=contexts_of(self, mode), **named)
+        # what is traced updates statistics once, and the compiler knows selective contexts only
+        if mode == "selective":
+            return checkpoint(cls.forward, self, *inputs, use_reentrant=False, context_fn=selective, **named)
+        return checkpoint(cls.forward, self, *inputs, use_reentrant=False, **named)
 
     return type(f"Checkpointed{cls.__name__}", (cls,), {"forward": forward})
 
 
 def contexts_of(block: nn.Module, mode: str) -> Callable[[], Contexts]:
     """Makes the contexts of the first computation and of the second."""
-    if torch.compiler.is_compiling():  # what is traced updates statistics once, and the compiler knows selective contexts only
-        return selective if mode == "selective" else plain
     norms = [m for m in block.modules() if isinstance(m, _NormBase) and m.track_running_stats]
 
     def make() -> Contexts:

@@ -188,7 +188,7 @@ def test_settings_come_back_when_measuring_fails(monkeypatch: pytest.MonkeyPatch
 @pytest.mark.parametrize(("amount", "seconds"), [(0.0, 1.0), (-1.0, 1.0), (1.0, 0.0), (1.0, -1.0), (2e17, 1.0), (float("nan"), 1.0)])
 def test_nonsense_is_refused(amount: float, seconds: float) -> None:
     with pytest.raises(PerftrainError, match="Seen for a matmul"):
-        machine._believable("a matmul", {"amount": amount, "seconds": seconds})
+        peaks_module._believable("a matmul", {"amount": amount, "seconds": seconds})
 
 
 def test_other_devices_are_refused() -> None:
