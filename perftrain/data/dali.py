@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import re
 from collections import deque
 from collections.abc import Iterator
@@ -111,7 +112,7 @@ class DaliLoader:
 
     def _take(self, ahead: deque[list[int]]) -> list[Tensor]:
         """The oldest scheduled batch, copied out of DALI's buffers."""
-        from nvidia.dali.plugin.pytorch import feed_ndarray
+        feed_ndarray = library("nvidia.dali.plugin.pytorch").feed_ndarray
 
         indices = ahead.popleft()
         try:
@@ -138,6 +139,11 @@ class DaliLoader:
         )
 
 
+def library(name: str) -> Any:
+    """A module of DALI, which is an extra: loaded on first use."""
+    return importlib.import_module(name)
+
+
 def readable(path: str) -> bool:
     try:
         with Image.open(path) as image:
@@ -149,7 +155,8 @@ def readable(path: str) -> bool:
 
 def build_pipeline(what: Augmentation, batch_size: int, threads: int, prefetch: int, device: torch.device, seed: int) -> Any:
     """Paths in, images (channels, height, width) out: decode only the crop, scale, flip, float, normalize."""
-    from nvidia.dali import fn, pipeline_def, types
+    dali = library("nvidia.dali")
+    fn, pipeline_def, types = library("nvidia.dali.fn"), dali.pipeline_def, library("nvidia.dali.types")
 
     cuda = device.type == "cuda"
     crop = what.crop
@@ -186,7 +193,7 @@ def interpolation(crop: Crop) -> Any:
     Raises:
         PerftrainError: it has none that does the same.
     """
-    from nvidia.dali import types
+    types = library("nvidia.dali.types")
 
     names = {"nearest": types.INTERP_NN, "bilinear": types.INTERP_LINEAR, "bicubic": types.INTERP_CUBIC}
     name = getattr(crop.interpolation, "value", str(crop.interpolation))

@@ -44,7 +44,9 @@ def decode_tensor(path: str) -> Tensor:
     data = np.fromfile(path, dtype=np.uint8)
     if data[:2].tobytes() != JPEG:
         return as_tensor(images.decode(path))
-    return decode_jpeg(torch.from_numpy(data), mode=ImageReadMode.RGB)
+    image = decode_jpeg(torch.from_numpy(data), mode=ImageReadMode.RGB)
+    assert isinstance(image, Tensor)
+    return image
 
 
 @dataclass(frozen=True)
@@ -62,7 +64,9 @@ class CropDecoder:
         if scale == 1:
             return resized_crop(image, box, self.crop)
         top, left, height, width = (side / scale for side in box)
-        return image.resize(self.crop.size[::-1], pil_filter(self.crop.interpolation), (left, top, left + width, top + height))
+        return image.resize(
+            (self.crop.size[1], self.crop.size[0]), pil_filter(self.crop.interpolation), (left, top, left + width, top + height)
+        )
 
 
 def drafted(image: Image.Image, *at_most: int) -> int:
