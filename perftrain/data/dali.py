@@ -56,7 +56,7 @@ class DaliLoader:
         self._epoch: dict[str, Any] = {}
 
     def __len__(self) -> int:
-        return len(self.batch_sampler)
+        return len(self.batch_sampler)  # type: ignore[arg-type]
 
     def __iter__(self) -> Iterator[list[Tensor]]:
         resume, self._resume = self._resume, None
