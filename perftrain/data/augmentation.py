@@ -67,7 +67,7 @@ class Augmentation:
         if not self.to_float:
             return functional.pil_to_tensor(image)
         tensor = functional.to_tensor(image)
-        return functional.normalize(tensor, *map(list, self.normalize)) if self.normalize else tensor
+        return functional.normalize(tensor, list(self.normalize[0]), list(self.normalize[1])) if self.normalize else tensor
 
     def finished(self, image_CHW: Tensor) -> Tensor:
         image_CHW = image_CHW.contiguous()  # as ToTensor makes it: the layout of the batch is another switch's business
