@@ -43,7 +43,7 @@ perftrain: every speed optimization of a PyTorch training is a switch, and every
   perftrain runs                                      what is recorded
   perftrain doctor                                    this machine: versions, devices, measured peaks, what cannot run
 
-Overrides (Hydra): recipe=photos|digits   recipe.data.root=/my/imagefolder   recipe.batch_size=64   recipe.steps=200
+Overrides (Hydra): recipe=photos|digits|text   recipe.data.root=/my/imagefolder   recipe.batch_size=64   recipe.steps=200
                    opt.amp.dtype=float16   device=cpu   measure.resolution=0.01   (--cfg job shows them all)
 Flags of every verb: --json FILE (the same facts as printed)   --budget SECONDS (timing of one comparison; 45)   --runs DIR
                      --config-dir DIR (your own recipe/*.yaml and opt/*.yaml)
