@@ -286,7 +286,11 @@ def check_model(device: str, steps: int, name: str, bundles: Sequence[Sequence[s
     from perftrain.opt import all_switches
 
     cuda = device.startswith("cuda")
-    tiny = {} if cuda else {"batch_size": 2, **({"side": 64} if name != "gpt2" else {"length": 64, "layers": 2, "vocabulary": 512})}
+    tiny = (
+        {}
+        if cuda
+        else {"batch_size": 2, **({} if name != "gpt2" else {"length": 64, "layers": 2, "width": 64, "heads": 4, "vocabulary": 512})}
+    )
     recipe = instantiate({**yaml.safe_load((HERE / "conf" / "recipe" / f"{name}.yaml").read_text()), **tiny})
     peak = peaks(device, budget_s=2.0 if cuda else 0.5)["matmul"]
     saw: dict[str, Any] = {}
@@ -585,7 +589,7 @@ def main() -> int:
     if device == "cuda" and not torch.cuda.is_available():
         print(f"This check needs a CUDA device; torch {torch.__version__} sees none here (--dry-run tries the script on the CPU).")
         return 2
-    total_s = 150.0 if given.dry_run else TOTAL_S
+    total_s = 240.0 if given.dry_run else TOTAL_S
     about = {**describe(device), "date": datetime.date.today().isoformat(), "command": " ".join(["python", *sys.argv])}
     name = re.sub(r"[^a-z0-9]+", "-", str(about.get("gpu", "dry-run-cpu")).lower()).strip("-")
     stem = given.out or (Path(tempfile.gettempdir()) if given.dry_run else HERE / "results") / f"{name}-{about['date']}"
