@@ -37,6 +37,7 @@ def train(run: Run, steps: int, meter: Meter) -> None:
     for step in range(steps):
         batch = next(batches)
         lap("data_wait")
+        samples = samples_in(batch)  # before the copy: counting on a device would wait for it
         if to_device is not None:
             batch = to_device(batch)
             lap("copy")
@@ -47,7 +48,6 @@ def train(run: Run, steps: int, meter: Meter) -> None:
             backward(found["loss"])
             lap("backward")
             losses = found if losses is None else added(losses, found)
-        samples = samples_in(batch)
         for call in update:
             call()
         lap("optimizer")
