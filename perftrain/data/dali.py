@@ -7,6 +7,7 @@ import re
 from collections import deque
 from collections.abc import Iterator
 from typing import Any
+from weakref import WeakSet
 
 import numpy as np
 import torch
@@ -21,6 +22,15 @@ from perftrain.facts import PerftrainError
 
 ATTEMPTS = 10
 """At a random crop, as torchvision's."""
+
+
+ITERATED: WeakSet[DaliLoader] = WeakSet()
+"""Loaders whose pipeline may be at work in the background."""
+
+
+def settle_all() -> None:
+    for loader in list(ITERATED):
+        loader.settle()
 
 
 class DaliLoader:
@@ -52,6 +62,9 @@ class DaliLoader:
         self._paths = [path for path, _ in samples]
         self._names = [np.frombuffer(path.encode(), np.uint8) for path in self._paths]
         self._pipeline: Any = None
+        self._running: deque[list[int]] = deque()
+        """Indices of the batches that the pipeline is making."""
+        self._ready: deque[list[Tensor]] = deque()
         self._resume: dict[str, Any] | None = None
         self._epoch: dict[str, Any] = {}
 
@@ -62,18 +75,23 @@ class DaliLoader:
         resume, self._resume = self._resume, None
         order, start = self._order(resume), resume["batches"] if resume else 0
         batches = iter(order[start:])
-        ahead: deque[list[int]] = deque()
         self._epoch["batches"] = start
+        ITERATED.add(self)
         try:
-            self._schedule(batches, ahead, self.prefetch)
-            while ahead:
-                made = self._take(ahead)
-                self._schedule(batches, ahead, 1)
+            self._schedule(batches, self.prefetch)
+            while self._running or self._ready:
+                made = self._ready.popleft() if self._ready else self._take()
+                self._schedule(batches, 1)
                 self._epoch["batches"] += 1
                 yield made
         finally:  # also when the consumer stops early: the next epoch starts with an empty pipeline
-            while ahead and self._pipeline is not None:
-                self._take(ahead)
+            self.settle()
+            self._ready.clear()
+
+    def settle(self) -> None:
+        """Wait for the batches that are being made; they are kept, and nothing runs until one is asked for."""
+        while self._running and self._pipeline is not None:
+            self._ready.append(self._take())
 
     # --- going on in the middle of an epoch ---
     def state_dict(self) -> dict[str, Any]:
@@ -98,7 +116,7 @@ class DaliLoader:
         return order
 
     # --- the pipeline ---
-    def _schedule(self, batches: Iterator[list[int]], ahead: deque[list[int]], count: int) -> None:
+    def _schedule(self, batches: Iterator[list[int]], count: int) -> None:
         for _ in range(count):
             indices = next(batches, None)
             if indices is None:
@@ -108,18 +126,18 @@ class DaliLoader:
                 self._pipeline = build_pipeline(self.augmentation, size, self.threads, self.prefetch, self.device, self.seed)
             self._pipeline.feed_input("paths", [self._names[i] for i in indices])
             self._pipeline._run_once()
-            ahead.append(indices)
+            self._running.append(indices)
 
-    def _take(self, ahead: deque[list[int]]) -> list[Tensor]:
+    def _take(self) -> list[Tensor]:
         """The oldest scheduled batch, copied out of DALI's buffers."""
         feed_ndarray = library("nvidia.dali.plugin.pytorch").feed_ndarray
 
-        indices = ahead.popleft()
+        indices = self._running.popleft()
         try:
             (made,) = self._pipeline.share_outputs()
         except RuntimeError as error:
             self._pipeline = None
-            ahead.clear()
+            self._running.clear()
             raise self._explained(error, indices) from error
         found = made.as_tensor()
         images = torch.empty(found.shape(), dtype=torch.float32 if self.augmentation.to_float else torch.uint8, device=self.device)

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import partial
 from importlib.util import find_spec
@@ -12,7 +13,7 @@ from typing import Any, ClassVar
 from torch.utils.data import default_collate
 
 from perftrain.data.augmentation import read_augmentation
-from perftrain.data.dali import DaliLoader, interpolation
+from perftrain.data.dali import DaliLoader, interpolation, settle_all
 from perftrain.data.decoders import require_plain_decoder
 from perftrain.data.image_folder import require_folder
 from perftrain.facts import Bottleneck, Card, Gain, Numerics, PerftrainError, Place, StepBreakdown
@@ -59,6 +60,13 @@ class Dali(Switch):
 
     def unfit(self, workload: Mapping[str, Any]) -> str:
         return "the dataset is no folder of image files" if workload.get("image_files") is False else ""
+
+    @contextmanager
+    def process(self) -> Iterator[None]:  # type: ignore[override]
+        try:
+            yield
+        finally:
+            settle_all()  # while another arm has its turn, nothing is made ahead
 
     def predict(self, now: StepBreakdown) -> Gain:
         share = now.share("data_wait")

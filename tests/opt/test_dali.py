@@ -102,6 +102,21 @@ def test_an_epoch_goes_on_where_it_stopped(photos: Path) -> None:
     assert sorted(label for labels in before + rest for label in labels) == sorted(label for _, label in JpegFolder(photos).samples)
 
 
+def test_out_of_its_turn_nothing_is_made(photos: Path) -> None:
+    """A comparison gives the arms turns: what DALI has begun is finished within its own, and used in the next."""
+    switch = opt.Dali()
+    torch.manual_seed(3)
+    expected = epoch(loader(photos, switch, shuffle=True))[1].tolist()
+    torch.manual_seed(3)
+    made = loader(photos, switch, shuffle=True)
+    batches, seen = iter(made), []
+    for _ in range(6):
+        with switch.process():
+            seen += next(batches)[1].tolist()
+        assert not made._running
+    assert seen == expected
+
+
 def test_an_unreadable_file_is_named(photos: Path, tmp_path: Path) -> None:
     (tmp_path / "a").mkdir()
     source = next((photos / "class0").iterdir())
