@@ -49,6 +49,8 @@ def _say_error(message: str, code: int) -> int:
 def _run(line: Line) -> int:
     if line.hydra_flags:
         return _hydra(line)
+    if line.verb == "diagnose":
+        return _diagnose(line)
     composed = check(line)
     for cfg in composed:
         if cfg.json and not Path(str(cfg.json)).parent.is_dir():  # now, not after minutes of measuring
@@ -93,6 +95,17 @@ class Terminal:
     def say(self, line: str) -> None:
         sys.stdout.flush()
         print(line, file=sys.stderr, flush=True)
+
+
+def _diagnose(line: Line) -> int:
+    from perftrain.diagnosed import ScriptFailed, diagnose_line
+
+    try:
+        return diagnose_line(line, Terminal())
+    except ScriptFailed as error:
+        if error.said:
+            print(error.said.rstrip(), file=sys.stderr)
+        return _say_error(str(error), 1)
 
 
 # --- verbs that only look ---

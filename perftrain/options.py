@@ -13,8 +13,8 @@ from typing import Any
 
 from perftrain.facts import PerftrainError
 
-VERBS = ("try", "runs", "doctor", "opts")
-LATER = {"diagnose": "diagnosing", "tune": "tuning", "scale": "scaling studies", "report": "HTML reports", "gate": "the CI gate"}
+VERBS = ("diagnose", "try", "runs", "doctor", "opts")
+LATER = {"tune": "tuning", "scale": "scaling studies", "report": "HTML reports", "gate": "the CI gate"}
 FLAGS = {"--json": "json", "--budget": "measure.budget_s", "--runs": "runs", "--config-dir": "hydra.searchpath"}
 HYDRA_FLAGS = (
     "--cfg",
@@ -39,6 +39,8 @@ perftrain: every speed optimization of a PyTorch training is a switch, and every
   python -m perftrain +opt=[amp,channels_last]        a bundle (its parts cannot be told apart)
   python -m perftrain -m +opt=amp,tf32,compile        a sweep: one verdict each, then a ranking; goes on where it was stopped
   perftrain try amp,channels_last [overrides]         the same verdict as a verb
+  perftrain diagnose [overrides]                      what rules a step, how much it can give, what to try and what not to
+  perftrain diagnose train.py [its arguments]         the same for any training script, unedited (or -m package.module)
   perftrain opts                                      the switches, and which of them run here
   perftrain runs                                      what is recorded
   perftrain doctor                                    this machine: versions, devices, measured peaks, what cannot run
@@ -62,6 +64,10 @@ class Line:
     hydra_flags: tuple[str, ...] = ()
     """What only Hydra understands (``--cfg job``); it then answers alone."""
     flags: dict[str, str] = field(default_factory=dict)
+    program: tuple[str, ...] = ()
+    """A script (or ``-m module``) with its arguments."""
+    full: bool = False
+    """``--full``: let the script run to its end."""
 
 
 def sort_out(arguments: Sequence[str]) -> Line:
@@ -70,6 +76,7 @@ def sort_out(arguments: Sequence[str]) -> Line:
     Raises:
         PerftrainError: an unknown verb, a flag without its value, a budget that is no number.
     """
+    arguments, program = _take_program(list(arguments))
     rest, flags = _take_flags(list(arguments))
     verb = rest.pop(0) if rest and rest[0][:1] not in "-~" and "=" not in rest[0] else ""
     if verb in LATER:
@@ -82,6 +89,15 @@ def sort_out(arguments: Sequence[str]) -> Line:
         raise PerftrainError(
             f"A verb is one of {', '.join(VERBS)}, or none to train; {verb!r} is neither that nor an override (key=value).{hint}"
         )
+    if verb == "diagnose":
+        full = "--full" in rest
+        rest = [a for a in rest if a != "--full"]
+        if program and rest:
+            raise PerftrainError(f"Before a script come only perftrain's flags; {rest[0]!r} is none. What follows the script's name belongs to it.")
+        if program:
+            return Line(verb, (), flags=flags, program=tuple(program), full=full)
+    elif program:
+        raise PerftrainError(f"{verb or 'Training'} takes no script; {program[0]!r} was given. Type: perftrain diagnose {' '.join(program)}")
     if verb == "try":
         if not rest or rest[0].startswith("-") or "=" in rest[0]:
             raise PerftrainError("try needs the names of switches: perftrain try amp,channels_last [overrides].")
@@ -92,6 +108,21 @@ def sort_out(arguments: Sequence[str]) -> Line:
     hydra_flags = tuple(a for a in rest if a not in overrides)
     _check_flags(hydra_flags)
     return Line(verb, tuple(overrides), multirun, hydra_flags, flags)
+
+
+def _take_program(arguments: list[str]) -> tuple[list[str], list[str]]:
+    """What is ours, and the script with all that follows it."""
+    if not arguments or arguments[0] not in ("diagnose",):
+        return arguments, []
+    skip = False
+    for i, word in enumerate(arguments[1:], 1):
+        if skip:
+            skip = False
+        elif word in FLAGS:
+            skip = True
+        elif word == "-m" or (not word.startswith("-") and (word.endswith(".py") or Path(word).is_file()) and "=" not in word):
+            return arguments[:i], arguments[i:]
+    return arguments, []
 
 
 def _check_flags(words: tuple[str, ...]) -> None:

@@ -145,6 +145,7 @@ def main() -> None:
                     found.pop(name, None)
                 print(f"round {number + 1}, {cores} cores: {name}", file=sys.stderr, flush=True)
     file = HERE / "results" / f"{machine.machine_id(results['machine'])}-{results['date']}"
+    file.parent.mkdir(exist_ok=True)
     file.with_suffix(".json").write_text(json.dumps(results, indent=1) + "\n")
     file.with_suffix(".md").write_text(table(results))
     print(table(results))

@@ -1,0 +1,105 @@
+"""The phase clock: wall time, the training thread's CPU time and the process's CPU time, in disjoint phases that add up."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections import defaultdict
+from dataclasses import dataclass, field
+
+REST, EVALUATION = "rest", "evaluation"
+Spent = list[float]
+"""Wall seconds, CPU seconds of the training thread, CPU seconds of the process."""
+
+
+@dataclass
+class Row:
+    """One step, from the end of the one before to its own end."""
+
+    phases: dict[str, Spent]
+    end_s: float
+    forwards: int
+    backwards: int
+
+
+@dataclass
+class Clock:
+    """Seconds by phase. Only the training thread is timed; a phase inside another takes its time away from it.
+
+    Time since the last piece of training is held back (``_gap``) until it is known what it led to: if the next thing is a
+    forward pass of evaluation, all of it was evaluation, the fetching of its batches included.
+    """
+
+    thread: int = field(default_factory=threading.get_ident)
+    rows: list[Row] = field(default_factory=list)
+    started_s: float = field(default_factory=time.perf_counter)
+    stack: list[str] = field(default_factory=lambda: [REST])
+    evaluating: bool = False
+
+    def __post_init__(self) -> None:
+        self._wall, self._cpu, self._process = time.perf_counter(), time.thread_time(), time.process_time()
+        self._step: dict[str, Spent] = defaultdict(lambda: [0.0, 0.0, 0.0])
+        self._gap: dict[str, Spent] = defaultdict(lambda: [0.0, 0.0, 0.0])
+        self.forwards = self.backwards = 0
+
+    @property
+    def phase(self) -> str:
+        return self.stack[-1]
+
+    def here(self) -> bool:
+        return threading.get_ident() == self.thread
+
+    def enter(self, phase: str) -> None:
+        self._tick()
+        self.stack.append(phase)
+
+    def leave(self) -> None:
+        self._tick()
+        if len(self.stack) > 1:
+            self.stack.pop()
+
+    def training(self) -> None:
+        """A piece of training begins: what went before it was its preparation (or the end of an evaluation)."""
+        self._tick()
+        for phase, spent in self._gap.items():
+            name = EVALUATION if self.evaluating and phase == REST else phase
+            _add(self._step[name], spent)
+        self._gap.clear()
+        self.evaluating = False
+
+    def evaluation(self) -> None:
+        """A forward pass of evaluation begins: all since the last training belongs to it."""
+        self._tick()
+        for spent in self._gap.values():
+            _add(self._step[EVALUATION], spent)
+        self._gap.clear()
+        self.evaluating = True
+
+    def end_step(self) -> Row:
+        self._tick()
+        for phase, spent in self._gap.items():
+            _add(self._step[phase], spent)
+        self._gap.clear()
+        row = Row(dict(self._step), self._wall, self.forwards, self.backwards)
+        self._step.clear()
+        self.forwards = self.backwards = 0
+        self.evaluating = False
+        self.rows.append(row)
+        return row
+
+    def skip(self) -> None:
+        """Forget the time since the last event: perftrain itself worked."""
+        self._wall, self._cpu, self._process = time.perf_counter(), time.thread_time(), time.process_time()
+
+    def _tick(self) -> None:
+        wall, cpu, process = time.perf_counter(), time.thread_time(), time.process_time()
+        spent = self._gap[self.stack[-1]]
+        spent[0] += wall - self._wall
+        spent[1] += cpu - self._cpu
+        spent[2] += process - self._process
+        self._wall, self._cpu, self._process = wall, cpu, process
+
+
+def _add(to: Spent, spent: Spent) -> None:
+    for i in range(3):
+        to[i] += spent[i]

@@ -1,0 +1,119 @@
+"""What the program is set to, and the whole of what a process saw, as plain values."""
+
+from __future__ import annotations
+
+import gc
+import os
+import sys
+import time
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from perftrain.attach.session import Session
+
+
+def world() -> tuple[int, int]:
+    """(rank, number of ranks) of this process."""
+    import torch.distributed as dist
+
+    if dist.is_available() and dist.is_initialized():
+        return dist.get_rank(), dist.get_world_size()
+    return 0, 1
+
+
+def cores() -> int:
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
+def program(session: Session) -> dict[str, Any]:
+    """Settings that cost or save time, as they stand in the middle of training."""
+    import torch
+
+    rank, ranks = world()
+    parameters = [p for o in session.optimizers.values() for g in o.param_groups for p in g["params"]]
+    device = parameters[0].device.type if parameters else "cpu"
+    return {
+        "rank": rank, "ranks": ranks, "device": device, "cores": cores(), "torch": torch.__version__,
+        "threads": torch.get_num_threads(), "anomaly": torch.is_anomaly_enabled(),
+        "deterministic": torch.are_deterministic_algorithms_enabled(), "onednn": torch.backends.mkldnn.is_available() and torch.backends.mkldnn.enabled,
+        "profiling": bool(torch.autograd._profiler_enabled()), "parameter_dtypes": sorted({str(p.dtype) for p in parameters}),
+        "optimizers": [_optimizer(o) for o in session.optimizers.values()], "roots": [_root(m) for m in session.roots.values()],
+        "gc_enabled": gc.isenabled(), "gc_objects": len(gc.get_objects()), "loaders": loaders(session),
+    }  # fmt: skip
+
+
+def _optimizer(optimizer: Any) -> dict[str, Any]:
+    defaults = optimizer.defaults
+    count = [p for g in optimizer.param_groups for p in g["params"]]
+    return {"class": type(optimizer).__name__, "fused": bool(optimizer.param_groups[0].get("fused")), "can_fuse": "fused" in defaults,
+            "foreach": optimizer.param_groups[0].get("foreach"), "can_foreach": "foreach" in defaults, "tensors": len(count),
+            "parameters": sum(p.numel() for p in count)}  # fmt: skip
+
+
+def _root(module: Any) -> dict[str, Any]:
+    import torch
+
+    convolutions = [m.weight for m in module.modules() if isinstance(m, torch.nn.Conv2d)]
+    last = sum(w.is_contiguous(memory_format=torch.channels_last) and not w.is_contiguous() for w in convolutions)
+    recurrent = sum(isinstance(m, torch.nn.RNNBase) for m in module.modules())
+    cells = sum(isinstance(m, torch.nn.RNNCellBase) for m in module.modules())
+    ordinary = sum(w.shape[1] > 1 and w.shape[2:].numel() > 1 for w in convolutions)
+    return {"class": type(module).__name__, "training": module.training, "convolutions": ordinary, "channels_last": last, "recurrent": recurrent,
+            "cells": cells, "ddp": isinstance(module, torch.nn.parallel.DistributedDataParallel), "modules": sum(1 for _ in module.modules())}  # fmt: skip
+
+
+def loaders(session: Session) -> list[dict[str, Any]]:
+    """The DataLoaders that are alive; the one that trains is the one with the most batches drawn."""
+    from torch.utils.data import DataLoader
+
+    found = []
+    for loader in (o for o in gc.get_objects() if issubclass(type(o), DataLoader) and "dataset" in o.__dict__):
+        found.append(
+            {"workers": loader.num_workers, "persistent": loader.persistent_workers, "prefetch": loader.prefetch_factor, "pin_memory": loader.pin_memory,
+             "batch_size": loader.batch_size, "dataset": type(loader.dataset).__name__, "drawn": loader.__dict__.get("_perftrain_drawn", 0),
+             "method": str(getattr(loader, "multiprocessing_context", None) or "")}
+        )  # fmt: skip
+    return sorted(found, key=lambda f: -f["drawn"])[:4]
+
+
+def compiling(session: Session) -> dict[str, Any]:
+    """Dynamo's own counters: graphs, graph breaks, and the compilations that went on after the first steps."""
+    if "torch._dynamo" not in sys.modules:
+        return {}
+    try:
+        from torch._dynamo.utils import counters, get_compilation_metrics
+
+        offset = time.time() - time.perf_counter()
+        found = []
+        for m in get_compilation_metrics():
+            start = float(getattr(m, "start_time_us", None) or 1e6 * (getattr(m, "start_time", None) or 0.0)) / 1e6 - offset
+            seconds = (getattr(m, "duration_us", None) or 0) / 1e6 or float(getattr(m, "entire_frame_compile_time_s", None) or 0.0)
+            found.append((start, seconds, f"{m.co_filename}:{m.co_firstlineno} {m.co_name}", str(getattr(m, "fail_type", None) or "")))
+        rows = session.clock.rows
+        after = rows[min(1, len(rows) - 1)].end_s
+        late = [f for f in found if f[0] > after]
+        hit = [i for i in range(1, len(rows)) if any(rows[i - 1].end_s <= f[0] < rows[i].end_s for f in late)]
+        return {
+            "frames": int(counters["stats"].get("unique_graphs", 0)), "compilations": len(found),
+            "graph_breaks": {str(k)[:200]: int(v) for k, v in counters["graph_break"].most_common(8)},
+            "limit_hits": sum("recompile" in f[3].lower() or "limit" in f[3].lower() for f in found) + sum(counters["recompile_limit"].values() if "recompile_limit" in counters else ()),
+            "late": len(late), "late_s": sum(f[1] for f in late), "late_rows": hit, "names": sorted({f[2] for f in late or found})[:8],
+        }  # fmt: skip
+    except Exception as error:
+        return {"failed": str(error)}
+
+
+def record(session: Session) -> dict[str, Any]:
+    """All that this process saw."""
+    clock = session.clock
+    state = session.state if session.state.get("threads") else program(session)
+    names = sorted({phase for row in clock.rows for phase in row.phases})
+    return {
+        "pid": session.pid, "argv": sys.argv[:1], **state, "phases": names,
+        "rows": [[r.end_s, r.forwards, r.backwards, *(v for n in names for v in r.phases.get(n, (0.0, 0.0, 0.0)))] for r in clock.rows],
+        "kinds": session.turns.kinds if session.turns else [], "probe_errors": session.turns.errors if session.turns else {},
+        "traced": sorted(session.traced_rows), "first_step_s": session.first_step_s, "counts": dict(session.counts), "sums": dict(session.sums),
+        "before": [dict(c) if not isinstance(c, int) else c for c in getattr(session, "_counted_from", ({}, {}, 0))],
+        "samples": session.sampler.rows() if session.sampler else [], "fetching": {**session.fetching.sums, "times": session.fetching.times},
+        "trace": session.trace.result, "compiling": compiling(session), "rss": session.rss, "start_s": clock.started_s,
+    }  # fmt: skip

@@ -1,0 +1,84 @@
+"""What it takes to make a batch, seen from inside the DataLoader: fetching the samples, and putting them together.
+
+The same code runs in the loader's worker processes, which leave what they saw in a file of their own.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import threading
+import time
+from pathlib import Path
+from typing import Any
+
+from perftrain.attach.sampler import Sampler
+
+FLUSH_EVERY_S = 0.5
+
+
+class Fetching:
+    """Wall and CPU seconds of the thread that fetches, by dataset and by collate function, for one process."""
+
+    def __init__(self, folder: Path, thread: int) -> None:
+        self.folder, self.pid, self.thread = folder, os.getpid(), thread
+        self.sums = {"batches": 0, "samples": 0, "wall_s": 0.0, "cpu_s": 0.0, "delay_s": 0.0, "collate_wall_s": 0.0, "collate_cpu_s": 0.0}
+        self.times: list[list[float]] = []
+        self.sampler: Sampler | None = None
+        self._collate = (0.0, 0.0)
+        self._flushed = time.perf_counter()
+
+    def collate(self, function: Any, samples: Any) -> Any:
+        wall, cpu = time.perf_counter(), time.thread_time()
+        try:
+            return function(samples)
+        finally:
+            self._collate = (time.perf_counter() - wall, time.thread_time() - cpu)
+
+    def fetch(self, original: Any, fetcher: Any, index: Any) -> Any:
+        """One batch, in whichever process makes it."""
+        self._collate = (0.0, 0.0)
+        delay = queued_s()
+        wall, cpu = time.perf_counter(), time.thread_time()
+        try:
+            return original(fetcher, index)
+        finally:
+            now = time.perf_counter()
+            spent, cpu_spent = now - wall, time.thread_time() - cpu
+            s = self.sums
+            s["batches"] += 1
+            s["samples"] += len(index) if hasattr(index, "__len__") else 1
+            s["collate_wall_s"] += self._collate[0]
+            s["collate_cpu_s"] += self._collate[1]
+            s["wall_s"] += spent - self._collate[0]
+            s["cpu_s"] += cpu_spent - self._collate[1]
+            s["delay_s"] += queued_s() - delay
+            if len(self.times) < 2000:
+                self.times.append([now, spent])
+
+    def in_worker(self) -> None:
+        """Called in a loader's worker after each batch: look at its stack as well, and leave the sums now and then."""
+        if self.sampler is None:
+            self.thread = threading.get_ident()
+            self.sampler = Sampler(self.thread, lambda: "worker")
+            self.sampler.start()
+        self.flush(False)
+
+    def flush(self, last: bool) -> None:
+        now = time.perf_counter()
+        if not self.sums["batches"] or not (last or now - self._flushed > FLUSH_EVERY_S):
+            return
+        self._flushed = now
+        path = self.folder / f"fetch-{self.pid}.json"
+        content = {**self.sums, "pid": self.pid, "rows": self.sampler.rows()[:100] if self.sampler else []}
+        path.with_suffix(".tmp").write_text(json.dumps(content))
+        path.with_suffix(".tmp").replace(path)
+
+
+def queued_s() -> float:
+    """Seconds that this thread was ready to run and had no core (Linux: /proc/thread-self/schedstat); 0 where unknown."""
+    try:
+        with open("/proc/thread-self/schedstat") as f:
+            return int(f.read().split()[1]) / 1e9
+    except (OSError, IndexError, ValueError):
+        return 0.0

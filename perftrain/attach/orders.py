@@ -1,0 +1,43 @@
+"""What a watched program is asked to do, as a file that all its processes read."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+
+@dataclass(frozen=True)
+class Orders:
+    folder: str
+    """Where each process leaves what it saw."""
+    program: str
+    """Folder of the script: the user's own code lies below it."""
+    observe_s: float = 10.0
+    """Watch at least so long after the first steps..."""
+    least_steps: int = 30
+    """...and so many steps, ..."""
+    most_s: float = 25.0
+    """...but no longer than this."""
+    to_the_end: bool = False
+    """Let the program finish by itself."""
+    trace: bool = True
+    probes: tuple[str, ...] = ()
+    """Counterfactuals to take turns with the program as it is; empty: only watch."""
+    probe_s: float = 20.0
+    """Seconds for all turns together."""
+    block_steps: int = 4
+    loader: Mapping[str, Any] = field(default_factory=dict)
+    """Arguments forced on every DataLoader that trains, for the whole run."""
+    saving: bool = True
+    """Whether torch.save writes; a run that repeats the program only to measure must not overwrite what it saved."""
+
+    def write(self, path: Path) -> None:
+        path.write_text(json.dumps(asdict(self)))
+
+    @staticmethod
+    def read(path: str) -> Orders:
+        raw = json.loads(Path(path).read_text())
+        return Orders(**{**raw, "probes": tuple(raw["probes"])})

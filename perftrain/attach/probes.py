@@ -1,0 +1,247 @@
+"""Counterfactuals: the program with one thing taken away or switched, in turns with the program as it is.
+
+Turns are blocks of steps of one process, so both sides see the same machine, data and state. The losses of such a run mean
+nothing and are not shown; it never saves a checkpoint.
+"""
+
+from __future__ import annotations
+
+import gc
+import os
+import time
+from collections.abc import Callable
+from contextlib import AbstractContextManager, ExitStack, nullcontext, suppress
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from perftrain.attach import batches
+
+if TYPE_CHECKING:
+    from perftrain.attach.session import Session
+
+BASELINE = "baseline"
+WARM_STEPS = 4
+WARM = "warm"
+
+
+class Turns:
+    """Which arm each step belongs to: the baseline and each probe in turn, ``block_steps`` steps each.
+
+    The first step after a change of arms is not counted, nor is a probe's whole first block (it may compile or allocate).
+    """
+
+    def __init__(self, session: Session) -> None:
+        self.session = session
+        self.kinds: list[str] = []
+        self.errors: dict[str, str] = {}
+        self.over = False
+        self.silent = self.without_recompute = self.cached = self.shorter = False
+        self.layout: Any = None
+        self.autocast = ""
+        order: list[str] = []
+        for probe in session.orders.probes:
+            order += [probe, BASELINE]
+        self._order, self._at, self._in_block, self._round = order, -1, 0, 0
+        self._arm = BASELINE
+        self._undo = ExitStack()
+        self._kept: dict[int, Any] = {}
+        self._began = 0.0
+        self._arms: dict[str, Callable[[], None]] = {
+            name.removeprefix("_arm_"): getattr(self, name) for name in dir(self) if name.startswith("_arm_")
+        }
+
+    # --- turns ---
+    def step_done(self) -> None:
+        """Between two steps: note whose the last one was, and change arms when the block is over."""
+        if len(self.kinds) < WARM_STEPS:
+            self.kinds.append(WARM)
+            self._began = time.perf_counter()
+            return
+        counted = self._in_block > 0 and (self._round > 0 or self._arm == BASELINE)
+        self.kinds.append(self._arm if counted else WARM)
+        self._in_block += 1
+        if self._in_block > self.session.orders.block_steps:
+            self._change()
+        self.over = time.perf_counter() - self._began > self.session.orders.probe_s and self._round >= 2
+
+    def _change(self) -> None:
+        self._undo.close()
+        self._undo = ExitStack()
+        self._at += 1
+        if self._at == len(self._order):
+            self._at, self._round = 0, self._round + 1
+        self._arm, self._in_block = self._order[self._at], 0
+        if self._arm != BASELINE and self._arm not in self.errors:
+            try:
+                self._arms[self._arm]()
+            except Exception as error:
+                self.errors[self._arm] = f"{type(error).__name__}: {error}"
+                self._undo.close()
+
+    def _set(self, name: str, value: Any) -> None:
+        before = getattr(self, name)
+        setattr(self, name, value)
+        self._undo.callback(setattr, self, name, before)
+
+    # --- what the seams ask ---
+    def batch(self, iterator: Any) -> Any:
+        """The last batch again instead of a new one, while that is the arm."""
+        return self._kept.get(id(iterator)) if self.cached else None
+
+    def keep(self, iterator: Any, batch: Any) -> Any:
+        if not self.session.clock.evaluating:
+            self._kept = {id(iterator): batch}
+        if self.shorter and (found := batches.longest_of(batch)):
+            return batches.shortened(batch, *found)
+        return batch
+
+    def inputs(self, args: Any, kwargs: Any) -> tuple[Any, Any]:
+        """The inputs of a root module as the arm wants them."""
+        if self.layout is not None:
+            args = tuple(a.contiguous(memory_format=self.layout) if isinstance(a, torch.Tensor) and a.dim() == 4 else a for a in args)
+        return args, kwargs
+
+    def region(self) -> AbstractContextManager[Any]:
+        """Around the forward pass of a root module."""
+        return torch.autocast(self.autocast, dtype=torch.bfloat16) if self.autocast else nullcontext()
+
+    # --- the arms ---
+    def _arm_cached_batches(self) -> None:
+        self._set("cached", True)
+
+    def _arm_short_batches(self) -> None:
+        self._set("shorter", True)
+
+    def _arm_no_communication(self) -> None:
+        self._set("silent", True)
+        for root in self.session.roots.values():
+            if isinstance(root, torch.nn.parallel.DistributedDataParallel):
+                before, root.require_backward_grad_sync = root.require_backward_grad_sync, False
+                self._undo.callback(setattr, root, "require_backward_grad_sync", before)
+
+    def _arm_no_sync(self) -> None:
+        """Gradients of a step are exchanged once, in its last backward pass."""
+        expected = max(1, self.session.clock.rows[-1].backwards)
+        for root in self.session.roots.values():
+            if isinstance(root, torch.nn.parallel.DistributedDataParallel):
+                self._sync_last(root, expected)
+
+    def _sync_last(self, root: Any, expected: int) -> None:
+        clock, forward = self.session.clock, root.forward
+
+        def wrapped(*args: Any, **kwargs: Any) -> Any:
+            root.require_backward_grad_sync = clock.backwards + 1 >= expected
+            return forward(*args, **kwargs)
+
+        root.forward = wrapped
+
+        def restore() -> None:
+            root.__dict__.pop("forward", None)
+            root.require_backward_grad_sync = True
+
+        self._undo.callback(restore)
+
+    def _arm_amp(self) -> None:
+        self._set("autocast", _device(self.session))
+
+    def _arm_channels_last(self) -> None:
+        self._layout(torch.channels_last)
+        self._undo.callback(self._layout, torch.contiguous_format)
+        self._set("layout", torch.channels_last)
+
+    def _layout(self, layout: torch.memory_format) -> None:
+        changed = {}
+        for root in self.session.roots.values():
+            for parameter in root.parameters():
+                if parameter.dim() == 4:
+                    parameter.data = parameter.data.contiguous(memory_format=layout)
+                    if parameter.grad is not None:
+                        parameter.grad = parameter.grad.contiguous(memory_format=layout)
+                    changed[id(parameter)] = parameter
+        for optimizer in self.session.optimizers.values():
+            for parameter, state in optimizer.state.items():
+                if id(parameter) in changed:
+                    for name, value in state.items():
+                        if isinstance(value, torch.Tensor) and value.dim() == 4:
+                            state[name] = value.contiguous(memory_format=layout)
+
+    def _arm_compile(self) -> None:
+        for root in self.session.roots.values():
+            compiled = root.__dict__.get("_perftrain_compiled")
+            if compiled is None:
+                inner = root.module if isinstance(root, torch.nn.parallel.DistributedDataParallel) else root
+                compiled = torch.compile(inner._call_impl)
+                root.__dict__["_perftrain_compiled"] = compiled
+            before = root._compiled_call_impl
+            root._compiled_call_impl = compiled
+            self._undo.callback(setattr, root, "_compiled_call_impl", before)
+
+    def _arm_eager(self) -> None:
+        """As if torch.compile had not been asked for."""
+        import torch._dynamo
+
+        before = torch._dynamo.eval_frame.set_eval_frame(None)
+        self._undo.callback(torch._dynamo.eval_frame.set_eval_frame, before)
+
+    def _arm_threads(self) -> None:
+        """As many threads as cores; one, where it is that many already."""
+        from perftrain.attach.facts_of import cores
+
+        before = torch.get_num_threads()
+        torch.set_num_threads(cores() if before != cores() else 1)
+        self._undo.callback(torch.set_num_threads, before)
+
+    def _arm_anomaly_off(self) -> None:
+        before, check = torch.is_anomaly_enabled(), torch.is_anomaly_check_nan_enabled()
+        torch.set_anomaly_enabled(False)
+        self._undo.callback(torch.set_anomaly_enabled, before, check)
+
+    def _arm_checkpointing_off(self) -> None:
+        self._set("without_recompute", True)
+
+    def _arm_no_gc(self) -> None:
+        enabled, collect = gc.isenabled(), gc.collect
+        gc.disable()
+        gc.collect = lambda *_: 0  # type: ignore[assignment]
+        self._undo.callback(setattr, gc, "collect", collect)
+        if enabled:
+            self._undo.callback(gc.enable)
+
+    def _arm_deterministic_off(self) -> None:
+        before = torch.are_deterministic_algorithms_enabled()
+        torch.use_deterministic_algorithms(False)
+        self._undo.callback(torch.use_deterministic_algorithms, before)
+
+    def _arm_fused(self) -> None:
+        self._optimizer_flags(fused=True, foreach=False)
+
+    def _arm_foreach(self) -> None:
+        self._optimizer_flags(foreach=True)
+
+    def _optimizer_flags(self, **flags: bool) -> None:
+        for optimizer in self.session.optimizers.values():
+            for group in optimizer.param_groups:
+                before = {name: group[name] for name in flags if name in group}
+                group.update({name: value for name, value in flags.items() if name in group})
+                self._undo.callback(group.update, before)
+
+    def _arm_no_optimizer(self) -> None:
+        for optimizer in self.session.optimizers.values():
+            if optimizer is not self.session.anchor:
+                continue
+            for group in optimizer.param_groups:
+                before = group["params"]
+                group["params"] = before[:1]
+                self._undo.callback(group.__setitem__, "params", before)
+
+
+def _device(session: Session) -> str:
+    with suppress(StopIteration, AttributeError):
+        return next(p.device.type for o in session.optimizers.values() for g in o.param_groups for p in g["params"])
+    return "cuda" if torch.cuda.is_available() else "cpu"
+
+
+def only_here(names: tuple[str, ...]) -> tuple[str, ...]:
+    """The probes that this version knows, in the order given."""
+    return tuple(n for n in names if hasattr(Turns, f"_arm_{n}") and os.name == "posix")

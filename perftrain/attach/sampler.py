@@ -1,0 +1,85 @@
+"""Where the training thread is, a hundred times a second: which line of the user's code, and what runs below it."""
+
+from __future__ import annotations
+
+import os
+import sys
+import sysconfig
+import threading
+import time
+from collections import Counter
+from collections.abc import Callable
+from types import FrameType
+
+import perftrain
+
+INTERVAL_S = 0.01
+_LIBRARIES = tuple(
+    os.path.join(os.path.realpath(p), "")
+    for p in {*(sysconfig.get_paths()[k] for k in ("stdlib", "platstdlib", "purelib", "platlib")), os.path.dirname(perftrain.__file__)}
+)
+Place = tuple[str, tuple[tuple[str, int, str], ...], tuple[str, str], str]
+"""Phase, the user's frames (file, line, function; innermost first, three at most), innermost frame (file, function), library."""
+
+
+class Sampler(threading.Thread):
+    """Looks at ``thread``; each look counts for the time since the last one."""
+
+    def __init__(self, thread: int, phase: Callable[[], str]) -> None:
+        super().__init__(name="perftrain-sampler", daemon=True)
+        self._thread_id, self._phase = thread, phase
+        self.seen: Counter[Place] = Counter()
+        self.cpu: Counter[Place] = Counter()
+        self._paused = threading.Event()
+        self._stopped = threading.Event()
+        self._own: dict[str, bool] = {}
+
+    def run(self) -> None:
+        clock_id = time.pthread_getcpuclockid(self._thread_id) if hasattr(time, "pthread_getcpuclockid") else None
+        last, last_cpu = time.perf_counter(), 0.0
+        while not self._stopped.wait(INTERVAL_S):
+            now = time.perf_counter()
+            try:
+                cpu = time.clock_gettime(clock_id) if clock_id is not None else 0.0
+            except OSError:  # the thread is gone
+                return
+            if not self._paused.is_set() and (place := self._look()) is not None:
+                self.seen[place] += now - last  # type: ignore[assignment]
+                self.cpu[place] += cpu - last_cpu  # type: ignore[assignment]
+            last, last_cpu = now, cpu
+
+    def pause(self, paused: bool) -> None:
+        (self._paused.set if paused else self._paused.clear)()
+
+    def stop(self) -> None:
+        self._stopped.set()
+
+    def _look(self) -> Place | None:
+        frame = sys._current_frames().get(self._thread_id)
+        if frame is None:
+            return None
+        code = frame.f_code
+        user: list[tuple[str, int, str]] = []
+        library = ""
+        at: FrameType | None = frame
+        while at is not None and len(user) < 3:
+            name = at.f_code.co_filename
+            if self._is_own(name):
+                user.append((name, at.f_lineno, at.f_code.co_name))
+            elif not user:
+                library = name
+            at = at.f_back
+        return self._phase(), tuple(user), (code.co_filename, code.co_name), library
+
+    def _is_own(self, name: str) -> bool:
+        known = self._own.get(name)
+        if known is None:
+            real = os.path.realpath(name)
+            known = not name.startswith("<") and not real.startswith(_LIBRARIES) and "site-packages" not in real
+            self._own[name] = known
+        return known
+
+    def rows(self) -> list[list[object]]:
+        """``[phase, user frames, [file, function] of the innermost, library file below the user's line, seconds, CPU seconds]``."""
+        items = sorted(self.seen.copy().items(), key=lambda pair: -pair[1])[:400]
+        return [[phase, user, leaf, library, seconds, self.cpu[(phase, user, leaf, library)]] for (phase, user, leaf, library), seconds in items]

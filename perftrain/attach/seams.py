@@ -1,0 +1,317 @@
+"""torch's own entry points, with a clock at each: batches, forward passes, backward, optimizers, saving, collectives.
+
+Every patch calls what it replaces with the same arguments and returns the same result; nothing here changes a number.
+"""
+
+from __future__ import annotations
+
+import functools
+import os
+import time
+from collections.abc import Callable
+from contextlib import nullcontext
+from threading import get_ident
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from perftrain.attach.session import Session
+
+COLLECTIVES = (
+    "all_reduce", "broadcast", "all_gather", "all_gather_into_tensor", "reduce_scatter", "reduce_scatter_tensor",
+    "reduce", "all_to_all", "all_to_all_single", "barrier", "gather", "scatter", "send", "recv", "monitored_barrier",
+)  # fmt: skip
+
+
+def lay_open(session: Session) -> None:
+    """Put a clock at every seam of torch in this process."""
+    import torch
+
+    _modules(session, torch)
+    _backward(session, torch)
+    _optimizers(session, torch)
+    _loaders(session, torch)
+    _saving(session, torch)
+    _collectives(session, torch)
+    _extras(session, torch)
+
+
+def _timed(session: Session, phase: str, original: Callable[..., Any], also: Callable[..., None] | None = None) -> Callable[..., Any]:
+    """``original`` in ``phase``, when the training thread calls it and is not in another library phase already."""
+
+    @functools.wraps(original)
+    def timed(*args: Any, **kwargs: Any) -> Any:
+        clock = session.clock
+        if clock.thread != get_ident() or clock.stack[-1] == phase:
+            return original(*args, **kwargs)
+        if also is not None:
+            also(*args, **kwargs)
+        clock.enter(phase)
+        try:
+            return original(*args, **kwargs)
+        finally:
+            clock.leave()
+
+    return timed
+
+
+# --- model ---
+def _modules(session: Session, torch: Any) -> None:
+    original = torch.nn.Module.__call__
+    grad_enabled = torch.is_grad_enabled
+    trained: set[int] = set()
+
+    def owns(module: Any) -> bool:
+        known = module.__dict__.get("_perftrain_owned")
+        if known is None or known[0] != len(session.owned):
+            known = (len(session.owned), any(id(p) in session.owned for p in module.parameters()))
+            module.__dict__["_perftrain_owned"] = known
+        return known[1]
+
+    def call(self: Any, *args: Any, **kwargs: Any) -> Any:
+        clock = session.clock
+        stack = clock.stack
+        top = stack[-1]
+        if (top != "rest" and top != "optimizer") or clock.thread != get_ident():
+            return original(self, *args, **kwargs)
+        own = owns(self)
+        if grad_enabled() and (self.training or not own or id(self) not in trained):
+            clock.training()
+            if own:
+                trained.add(id(self))
+                session.roots[id(self)] = self
+            clock.forwards += own
+            clock.enter("forward")
+            if session.trace.running or session.turns is not None:
+                return _closer(session, original, self, args, kwargs)
+        elif own or clock.evaluating:
+            clock.evaluation()
+            clock.enter("evaluation")
+        else:
+            clock.enter("forward")  # a frozen teacher, a target network
+        try:
+            return original(self, *args, **kwargs)
+        finally:
+            clock.leave()
+
+    torch.nn.Module.__call__ = call
+
+
+def _closer(session: Session, original: Any, module: Any, args: Any, kwargs: Any) -> Any:
+    """A forward pass while a trace runs or arms take turns."""
+    try:
+        turns = session.turns
+        if turns is not None:
+            args, kwargs = turns.inputs(args, kwargs)
+        began = time.perf_counter()
+        with turns.region() if turns is not None else nullcontext():
+            result = original(module, *args, **kwargs)
+        session.trace.saw_forward(module, args, kwargs, result, time.perf_counter() - began)
+        return result
+    finally:
+        session.clock.leave()
+
+
+def _backward(session: Session, torch: Any) -> None:
+    def begins(*_: Any, **__: Any) -> None:
+        session.clock.training()
+        session.clock.backwards += 1
+
+    for name in ("backward", "grad"):
+        setattr(torch.autograd, name, _timed(session, "backward", getattr(torch.autograd, name), begins))
+
+
+# --- optimizer ---
+def _optimizers(session: Session, torch: Any) -> None:
+    from torch.optim.optimizer import Optimizer, register_optimizer_step_post_hook, register_optimizer_step_pre_hook
+
+    def before(optimizer: Any, *_: Any) -> None:
+        if session.clock.thread == get_ident():
+            session.saw_optimizer(optimizer)
+            session.clock.training()
+            session.clock.enter("optimizer")
+
+    def after(optimizer: Any, *_: Any) -> None:
+        if session.clock.thread == get_ident():
+            session.clock.leave()
+            session.stepped(optimizer)
+
+    register_optimizer_step_pre_hook(before)
+    register_optimizer_step_post_hook(after)
+    init = Optimizer.__init__
+
+    @functools.wraps(init)
+    def remembered(self: Any, *args: Any, **kwargs: Any) -> None:
+        init(self, *args, **kwargs)
+        session.saw_optimizer(self)
+
+    Optimizer.__init__ = remembered
+    Optimizer.zero_grad = _timed(session, "optimizer", Optimizer.zero_grad)  # type: ignore[method-assign]
+    for name in ("clip_grad_norm_", "clip_grad_value_"):
+        clip = _timed(session, "optimizer", getattr(torch.nn.utils, name))
+        setattr(torch.nn.utils, name, clip)
+        setattr(torch.nn.utils.clip_grad, name, clip)
+
+
+# --- batches ---
+def _loaders(session: Session, torch: Any) -> None:
+    from torch.utils.data import _utils, dataloader
+
+    session.state.setdefault("loaders", {})
+    base = dataloader._BaseDataLoaderIter
+    following = base.__next__
+
+    def next_batch(self: Any) -> Any:
+        clock = session.clock
+        if clock.thread != get_ident() or clock.stack[-1] == "data_wait":
+            return following(self)
+        clock.enter("data_wait")
+        began = time.perf_counter() if self.__dict__.pop("_perftrain_first", False) else 0.0
+        try:
+            if session.turns is not None and (kept := session.turns.batch(self)) is not None:
+                return kept
+            batch = following(self)
+            if session.turns is not None:
+                batch = session.turns.keep(self, batch)
+            return batch
+        finally:
+            clock.leave()
+            if began:
+                session.sums["first_batch_s"] += time.perf_counter() - began
+
+    base.__next__ = next_batch
+    loader_iter = dataloader.DataLoader.__iter__
+
+    def iterate(self: Any) -> Any:
+        clock = session.clock
+        if clock.thread != get_ident() or clock.stack[-1] == "data_wait":
+            return loader_iter(self)
+        began = time.perf_counter()
+        clock.enter("data_wait")
+        try:
+            iterator = loader_iter(self)
+            iterator._perftrain_first = True
+            return iterator
+        finally:
+            clock.leave()
+            session.counts["epochs"] += 1
+            session.sums["iter_s"] += time.perf_counter() - began
+            session.counts["worker_starts"] += 0 if self.persistent_workers else self.num_workers
+
+    dataloader.DataLoader.__iter__ = iterate
+    _forced_arguments(session, dataloader.DataLoader)
+    _fetchers(session, _utils.fetch)
+
+
+def _forced_arguments(session: Session, loader: Any) -> None:
+    forced = session.orders.loader
+    init = loader.__init__
+
+    @functools.wraps(init)
+    def built(self: Any, *args: Any, **kwargs: Any) -> None:
+        init(self, *args, **kwargs)
+        if forced and (self.num_workers or args[1:2] or kwargs.get("batch_size", 1) != 1 or kwargs.get("shuffle")):
+            workers = forced.get("num_workers", self.num_workers)
+            init(self, *args, **{**kwargs, **forced, **({"prefetch_factor": None, "persistent_workers": False} if not workers else {})})
+
+    loader.__init__ = built
+
+
+def _fetchers(session: Session, fetch: Any) -> None:
+    base = fetch._BaseDatasetFetcher
+    init = base.__init__
+
+    def made(self: Any, dataset: Any, auto_collation: bool, collate_fn: Any, drop_last: bool) -> None:
+        init(self, dataset, auto_collation, _Collate(session, collate_fn), drop_last)
+
+    base.__init__ = made
+    for cls in (fetch._MapDatasetFetcher, fetch._IterableDatasetFetcher):
+        _fetcher(session, cls)
+
+
+def _fetcher(session: Session, cls: Any) -> None:
+    original = cls.fetch
+
+    def fetched(self: Any, index: Any) -> Any:
+        from torch.utils.data import get_worker_info
+
+        try:
+            return session.fetching.fetch(original, self, index)
+        finally:
+            if get_worker_info() is not None:
+                session.fetching.in_worker()
+
+    cls.fetch = fetched
+
+
+class _Collate:
+    """The collate function with a clock. Made where the fetcher is, in the worker itself: it never travels."""
+
+    def __init__(self, session: Session, function: Any) -> None:
+        self.session, self.function = session, function
+
+    def __call__(self, samples: Any) -> Any:
+        return self.session.fetching.collate(self.function, samples)
+
+
+# --- the rest of a step ---
+def _saving(session: Session, torch: Any) -> None:
+    original = torch.save
+
+    @functools.wraps(original)
+    def save(*args: Any, **kwargs: Any) -> Any:
+        session.counts["saves"] += 1
+        return original(*args, **kwargs) if session.orders.saving else None
+
+    torch.save = _timed(session, "checkpoint", save)
+
+
+def _collectives(session: Session, torch: Any) -> None:
+    import torch.distributed as dist
+
+    if not dist.is_available():
+        return
+
+    def counted(name: str) -> Callable[..., None]:
+        def count(*args: Any, **kwargs: Any) -> None:
+            tensor = next((a for a in (*args, *kwargs.values()) if isinstance(a, torch.Tensor)), None)
+            session.counts["collectives"] += name != "barrier"
+            session.sums["collective_bytes"] += tensor.numel() * tensor.element_size() if tensor is not None else 0
+
+        return count
+
+    for name in COLLECTIVES:
+        if hasattr(dist, name):
+            original = getattr(dist, name)
+            timed = _timed(session, "communication", _skippable(session, original), counted(name))
+            setattr(dist, name, timed)
+            setattr(dist.distributed_c10d, name, timed)
+
+
+def _skippable(session: Session, original: Any) -> Any:
+    @functools.wraps(original)
+    def collective(*args: Any, **kwargs: Any) -> Any:
+        if session.turns is not None and session.turns.silent:
+            return None
+        return original(*args, **kwargs)
+
+    return collective
+
+
+def _extras(session: Session, torch: Any) -> None:
+    """Features that cost time by themselves: they are counted where they are used."""
+    import torch.utils.checkpoint as checkpointing
+
+    original = checkpointing.checkpoint
+
+    @functools.wraps(original)
+    def checkpoint(function: Any, *args: Any, **kwargs: Any) -> Any:
+        session.counts["recomputed_blocks"] += 1
+        if session.turns is not None and session.turns.without_recompute:
+            for name in ("use_reentrant", "preserve_rng_state", "context_fn", "determinism_check", "debug", "early_stop"):
+                kwargs.pop(name, None)
+            return function(*args, **kwargs)
+        return original(function, *args, **kwargs)
+
+    checkpointing.checkpoint = checkpoint
+    if os.environ.get("PERFTRAIN_ATTACH") and hasattr(torch, "cuda") and torch.cuda.is_available():
+        torch.cuda.synchronize = _timed(session, "sync", torch.cuda.synchronize)

@@ -1,0 +1,157 @@
+"""Rules on what the host does between the phases: Python, waiting for the device, evaluation, checkpoints, memory."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+
+from perftrain.diagnose.finding import NOTABLE, bound, by_edit, by_probe, cause, milliseconds, saved, source_of, top_evidence, top_line
+from perftrain.diagnose.input_rules import DECODERS
+from perftrain.diagnose.seen import Sample, Seen
+from perftrain.facts import Bottleneck, Cause, Evidence
+
+READS_A_NUMBER = re.compile(r"\.item\(|\.tolist\(|\.cpu\(|\.numpy\(|\bfloat\(|\bbool\(|isnan|isfinite|synchronize\(|\.any\(\)|\.all\(\)")
+WAITS = ("sleep", "read", "recv", "open", "select", "poll", "urlopen", "load", "acquire", "wait", "get")
+
+
+def host_causes(seen: Seen) -> Iterator[Cause]:
+    for phase, label, edit in (
+        ("evaluation", Bottleneck.LOOP_EVAL, "evaluate less often, or on a part of the held-out data"),
+        ("checkpoint", Bottleneck.LOOP_CHECKPOINT, "save less often, or in the background (torch.distributed.checkpoint.async_save)"),
+    ):
+        if found := _now_and_then(seen, phase, label, edit):
+            yield found
+    yield from _garbage(seen)
+    yield from _between(seen)
+    yield from _growth(seen)
+
+
+def _now_and_then(seen: Seen, phase: str, label: Bottleneck, edit: str) -> Cause | None:
+    """A phase that only some steps have."""
+    share = seen.share(phase)
+    if phase == "checkpoint":
+        share += _saving_share(seen)
+    upper = bound(share * 0.95)
+    if upper < NOTABLE:
+        return None
+    rows = seen.process["rows"]
+    at = [i for i in range(len(rows)) if phase in seen.phases and seen._spent(i, phase, 0) > 0]
+    every = (at[-1] - at[0]) / (len(at) - 1) if len(at) > 1 else float(len(rows))
+    each = seen.phase_s(phase) * every
+    lines: list[str | Evidence] = [
+        f"{phase} takes {share:.0%} of the time: {milliseconds(each)} every {every:.0f} steps, as long as {each / max(1e-9, seen.step_s * (1 - share)):.1f} training steps",
+        *top_evidence(seen, phase),
+    ]
+    tries = [by_edit(f"{edit} (every {10 * max(1, round(every))} steps instead of {max(1, round(every))})", bound(share * 0.8), upper, "the same work is done a tenth as often")]
+    return cause(label, share, upper, 0.9, lines, top_line(seen, phase), tries)
+
+
+def _saving_share(seen: Seen) -> float:
+    """Time outside torch.save that belongs to saving: copying the state, pickling, writing, syncing to disk."""
+    words = ("save", "checkpoint", "fsync", "pickle", "state_dict", "deepcopy", "serializ")
+    samples = [s for s in seen.samples if s.phase == "rest"]
+    whole = sum(s.seconds for s in seen.samples)
+    own = sum(s.seconds for s in samples if any(w in s.library or w in s.leaf[1] or (s.frames and w in s.frames[0][2]) for w in words))
+    return own / whole if whole else 0.0
+
+
+# --- garbage collection ---
+def _garbage(seen: Seen) -> Iterator[Cause]:
+    share = seen.count("gc_s", "sums") / max(1e-9, seen.whole_step_s)
+    probe = seen.probes.get("no_gc")
+    upper = probe.speedup if probe and not probe.error else bound(share)
+    if upper < NOTABLE or share < 0.08:
+        return
+    full = seen.count("gc_full")
+    objects = int(seen.process.get("gc_objects") or 0)
+    lines: list[str | Evidence] = [
+        f"Python's garbage collector takes {share:.0%} of the time: {full:.2g} full collections a step over {objects:,} objects",
+        f"without it, in turns: {probe.speedup:.2f}×" if probe and not probe.error else "",
+        *[e for e in top_evidence(seen, "rest") if "collect" in e.line],
+    ]
+    tries = [by_probe("no_gc", probe)] if probe and not probe.error else []
+    tries.append(by_edit("take gc.collect() out of the loop; gc.freeze() after loading the data", bound(share * 0.9), bound(share), "the collections are what takes the time"))
+    yield cause(Bottleneck.HOST_PYTHON, share, upper, 0.9, lines, _collect_line(seen) or top_line(seen, "rest"), tries)
+
+
+def _collect_line(seen: Seen) -> str:
+    return next((where for where, _, _ in seen.lines("rest", "forward", "backward", "data_wait") if "collect" in source_of(seen, where)), "")
+
+
+# --- between the phases ---
+def _between(seen: Seen) -> Iterator[Cause]:
+    """Time that belongs to no phase: making batches by hand, reading numbers back, logging, Python."""
+    gc_s = min(seen.count("gc_s", "sums"), seen.phase_s("rest"))
+    rest_s = seen.phase_s("rest") + seen.phase_s("sync") - gc_s
+    share = rest_s / max(1e-9, seen.step_s) - _saving_share(seen)
+    if bound(share) < NOTABLE:
+        return
+    samples = [s for s in seen.samples if s.phase in ("rest", "sync") and "collect" not in _source(seen, s)]
+    whole = sum(s.seconds for s in samples)
+    groups = {"storage": 0.0, "decode": 0.0, "sync": 0.0, "python": 0.0}
+    for sample in samples:
+        groups[_kind(seen, sample)] += sample.seconds
+    labels = {"storage": Bottleneck.INPUT_STORAGE, "decode": Bottleneck.INPUT_DECODE, "sync": Bottleneck.HOST_SYNC, "python": Bottleneck.HOST_PYTHON}
+    for kind, seconds in groups.items():
+        part = share * seconds / whole if whole else (share if kind == "python" else 0.0)
+        if bound(part) >= NOTABLE:
+            yield _named(seen, kind, labels[kind], part, [s for s in samples if _kind(seen, s) == kind])
+
+
+def _source(seen: Seen, sample: Sample) -> str:
+    return source_of(seen, seen.relative(sample.where)) if sample.frames else ""
+
+
+def _kind(seen: Seen, sample: Sample) -> str:
+    waiting = sample.cpu_s < 0.3 * sample.seconds
+    source = _source(seen, sample)
+    if waiting and any(w in sample.leaf[1] or f"{w}(" in source for w in WAITS) and not READS_A_NUMBER.search(source):
+        return "storage"
+    if any(d in sample.leaf[0] or d in sample.library for d in DECODERS):
+        return "decode"
+    if READS_A_NUMBER.search(source):
+        return "sync"
+    return "python"
+
+
+EDITS = {
+    "storage": "read ahead in other processes: a DataLoader with workers around what this line does",
+    "decode": "move it into a Dataset behind a DataLoader with workers, or do it once beforehand",
+    "sync": "read numbers back only every so many steps; keep them as tensors on the device until then (loss.detach())",
+    "python": "do it once for the whole batch in torch or NumPy instead of Python for each element, or less often",
+}
+
+
+def _named(seen: Seen, kind: str, label: Bottleneck, share: float, samples: list[Sample]) -> Cause:
+    by_line: dict[str, float] = {}
+    for sample in samples:
+        if sample.frames:
+            by_line[seen.relative(sample.where)] = by_line.get(seen.relative(sample.where), 0.0) + sample.seconds
+    ordered = sorted(by_line.items(), key=lambda pair: -pair[1])[:3]
+    whole = sum(by_line.values()) or 1.0
+    upper = bound(share * 0.95)
+    lines: list[str | Evidence] = [f"{milliseconds(share * seen.step_s)} of every {milliseconds(seen.step_s)} step ({share:.0%}) is outside of loading, model and optimizer"]
+    lines += [Evidence(f"{s / whole:.0%} of it at {where}: {source_of(seen, where)}", where) for where, s in ordered if s > 0.15 * whole]
+    tries = [by_edit(EDITS[kind], bound(share * 0.6), upper, "what is not done takes no time")]
+    return cause(label, share, upper, 0.7, lines, ordered[0][0] if ordered else "", tries)
+
+
+# --- memory ---
+def _growth(seen: Seen) -> Iterator[Cause]:
+    slope = seen.growth_bytes_per_step
+    times = seen.step_times()
+    points = seen.process.get("rss") or []
+    if len(times) < 12 or len(points) < 6 or slope < 100_000:
+        return
+    grown = points[-1][1] / max(1, points[len(points) // 4][1])
+    third = len(times) // 3
+    early, late = sorted(times[:third])[third // 2], sorted(times[-third:])[third // 2]
+    upper = max(1.0, (sum(times) / len(times)) / early)
+    if grown < 1.1 or (slope < 2_000_000 and late / early < 1.1):
+        return
+    lines = [
+        f"the process grows by {slope / 1e6:.2g} MB with every step ({grown:.1f} times since the first steps)",
+        f"a step took {milliseconds(early)} in the first third and {milliseconds(late)} in the last" if late > 1.05 * early else "",
+    ]
+    tries = [by_edit("keep numbers, not tensors with their graphs: losses.append(loss.detach()) or loss.item()", 1.0, max(upper, late / early), "nothing of an old step stays alive")]
+    yield cause(Bottleneck.MEMORY_GROWTH, saved(late / early), max(upper, late / early, 1.0), 0.75, lines, "", tries)

@@ -1,0 +1,186 @@
+"""Rules on where batches come from: storage, decoding, workers, collating, padding."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from perftrain.diagnose.finding import NOTABLE, bound, by_edit, by_switch, cause, milliseconds, saved, top_evidence, top_line
+from perftrain.diagnose.seen import Seen
+from perftrain.facts import Bottleneck, Cause, Evidence
+
+CHEAP_SAMPLE_S = 60e-6
+"""A sample that takes less CPU time than this is not decoded, only picked."""
+DECODERS = ("PIL", "cv2", "torchvision", "skimage", "imageio", "av/", "librosa", "soundfile", "torchaudio", "gzip", "zlib", "lzma", "json", "pandas", "pyarrow", "h5py")
+MOST_WORKERS = 16
+
+
+def input_causes(seen: Seen) -> Iterator[Cause]:
+    if seen.phase_s("data_wait") > 0.05 * seen.step_s and seen.fetching["batches"] >= 2:
+        yield from _loader(seen)
+    if found := _padding(seen):
+        yield found
+
+
+# --- a DataLoader ---
+def _loader(seen: Seen) -> Iterator[Cause]:
+    restart = _restart_share(seen)
+    if bound(restart) > NOTABLE:
+        yield _worker_restart(seen, restart)
+    share = max(0.0, seen.share("data_wait") - restart)
+    if bound(share) < NOTABLE:
+        return
+    sums = seen.fetching
+    blocked, cpu = blocked_s(seen), sums["cpu_s"]
+    collate, whole = sums["collate_wall_s"], sums["wall_s"] + sums["collate_wall_s"]
+    per_sample_cpu = cpu / max(1.0, sums["samples"])
+    picked = per_sample_cpu < CHEAP_SAMPLE_S and blocked < 0.3 * whole
+    if picked or collate > 0.6 * whole:
+        yield _collate(seen, share, per_sample_cpu, collate / max(1e-9, whole))
+    elif blocked > 0.5 * whole:
+        yield _storage(seen, share, blocked / whole)
+    elif workers_gain(seen)[0] > 1.1 and seen.workers == 0:
+        yield _workers(seen, share, per_sample_cpu)
+    else:
+        yield _decode(seen, share, per_sample_cpu)
+
+
+def blocked_s(seen: Seen) -> float:
+    """Seconds that fetching threads neither computed nor queued for a core: they waited for something else."""
+    sums = seen.fetching
+    return max(0.0, sums["wall_s"] - sums["cpu_s"] - sums["delay_s"])
+
+
+def workers_gain(seen: Seen) -> tuple[float, int]:
+    """(predicted speedup, number of workers) of a loader with enough workers.
+
+    A step then takes the longest of: the rest of the step as it is; one batch from each worker in turn; all CPU time
+    on all cores.
+    """
+    sums = seen.fetching
+    batches = max(1.0, sums["batches"])
+    wall = (sums["wall_s"] + sums["collate_wall_s"]) / batches
+    cpu = (sums["cpu_s"] + sums["collate_cpu_s"]) / batches
+    other_s = seen.step_s - seen.phase_s("data_wait")
+    other_cpu_s = seen.process_cpu_s - seen.phase_s("data_wait", 2)
+    best = (1.0, seen.workers)
+    for number in range(max(1, seen.workers), MOST_WORKERS + 1):
+        wall_alone = max(cpu, wall - sums["delay_s"] / batches)
+        step = max(other_s, wall_alone / number, (cpu * 1.05 + other_cpu_s) / max(1, seen.cores))
+        if seen.step_s / step > best[0] * 1.02:
+            best = (seen.step_s / step, number)
+    return best
+
+
+def _storage(seen: Seen, share: float, blocked_share: float) -> Cause:
+    sums = seen.fetching
+    gain, number = workers_gain(seen)
+    per_sample = blocked_s(seen) / max(1.0, sums["samples"])
+    lines: list[str | Evidence] = [
+        f"waiting for batches takes {share:.0%} of the step ({milliseconds(seen.phase_s('data_wait'))} of {milliseconds(seen.step_s)})",
+        f"{blocked_share:.0%} of the time to make a batch is neither computing nor queueing for a core: {milliseconds(per_sample)} a sample "
+        "waiting for storage or the network",
+        *(top_evidence(seen, "worker") or top_evidence(seen, "data_wait")),
+    ]
+    tries = [by_switch("workers", max(1.02, 0.85 * gain), 1.1 * gain, f"{number} workers wait at the same time, not one after the other")]
+    if seen.workers:
+        tries[0] = by_switch("workers", max(1.02, 0.85 * gain), 1.1 * gain, f"num_workers={number} instead of {seen.workers}: the waiting overlaps")
+    if gain < 1.05:
+        tries = []
+    tries.append(by_switch("local_copy", 1.0, bound(share), "a copy on a local disk has no such wait, if files are what is waited for"))
+    return cause(
+        Bottleneck.INPUT_STORAGE, share, max(gain, 1.0) if gain > 1.1 else bound(share * blocked_share), 0.9, lines,
+        top_line(seen, "worker") or top_line(seen, "data_wait"), tries,
+    )  # fmt: skip
+
+
+def _workers(seen: Seen, share: float, per_sample_cpu: float) -> Cause:
+    gain, number = workers_gain(seen)
+    busy = seen.process_cpu_s / max(1e-9, seen.step_s)
+    lines: list[str | Evidence] = [
+        f"batches are made in the training process, which waits {share:.0%} of the step for them",
+        f"a sample takes {milliseconds(per_sample_cpu)} of CPU time; {busy:.1f} of {seen.cores} cores are busy",
+        *top_evidence(seen, "data_wait"),
+    ]
+    tries = [by_switch("workers", max(1.02, 0.8 * gain), gain, f"{number} workers make batches while the model computes")]
+    return cause(Bottleneck.INPUT_WORKERS, share, gain, 0.8, lines, top_line(seen, "data_wait"), tries)
+
+
+def _decode(seen: Seen, share: float, per_sample_cpu: float) -> Cause:
+    where = top_line(seen, "worker") or top_line(seen, "data_wait")
+    sums = seen.fetching
+    batches = max(1.0, sums["batches"])
+    cpu = (sums["cpu_s"] + sums["collate_cpu_s"]) / batches
+    other = max(seen.step_s - seen.phase_s("data_wait"), 1e-9)
+    other_cpu = max(0.0, seen.process_cpu_s - seen.phase_s("data_wait", 2))
+    # decoding at the size that is needed costs about a third (measured on photographs of several megapixels)
+    cheaper = seen.step_s / max(other, (cpu / 3 + other_cpu) / max(1, seen.cores) if seen.workers else other + cpu / 3)
+    lines: list[str | Evidence] = [
+        f"waiting for batches takes {share:.0%} of the step, with {seen.workers} workers on {seen.cores} cores",
+        f"a sample takes {milliseconds(per_sample_cpu)} of CPU time; making one batch takes {milliseconds(cpu)} of it",
+        *(top_evidence(seen, "worker") or top_evidence(seen, "data_wait")),
+    ]
+    if workers_gain(seen)[0] < 1.1:
+        lines.append("more workers have no core to run on")
+    tries = [by_edit("decode at the size that the model needs (PIL: Image.draft before convert), or shrink the files once beforehand", 0.7 * cheaper, cheaper,
+                     "the samples cost less CPU time")]  # fmt: skip
+    return cause(Bottleneck.INPUT_DECODE, share, cheaper, 0.85, lines, where, tries)
+
+
+def _collate(seen: Seen, share: float, per_sample_cpu: float, collate_part: float) -> Cause:
+    upper = bound(share * 0.9)
+    lines: list[str | Evidence] = [
+        f"waiting for batches takes {share:.0%} of the step, though a sample takes only {1e6 * per_sample_cpu:.3g} us of CPU time",
+        f"a batch is picked together from {seen.samples_per_step:.0f} samples one by one; putting them together is {collate_part:.0%} of it",
+        *top_evidence(seen, "data_wait"),
+    ]
+    tries = [by_edit("index whole batches: DataLoader(dataset, sampler=BatchSampler(RandomSampler(dataset), batch_size, drop_last), batch_size=None)",
+                     0.75 * upper, upper, "one indexing call makes the batch; no Python for each sample")]  # fmt: skip
+    return cause(Bottleneck.INPUT_COLLATE, share, upper, 0.85, lines, top_line(seen, "data_wait"), tries)
+
+
+# --- workers that are started again and again ---
+def _restart_share(seen: Seen) -> float:
+    if not seen.workers or seen.loader.get("persistent") or seen.count("worker_starts") <= 0:
+        return 0.0
+    usual = seen.fetching["wall_s"] / max(1.0, seen.fetching["batches"]) / max(1, seen.workers)
+    lost = seen.count("iter_s", "sums") + max(0.0, seen.count("first_batch_s", "sums") - seen.count("epochs") * usual * 0)
+    return min(lost / max(1e-9, seen.whole_step_s), seen.share("data_wait"))
+
+
+def _worker_restart(seen: Seen, share: float) -> Cause:
+    epochs = seen.count("epochs")
+    lost = share * seen.whole_step_s / max(1e-9, epochs)
+    lines = [
+        f"{seen.workers} workers are started anew every {1 / max(1e-9, epochs):.0f} steps; until the first batch comes, {milliseconds(lost)} pass each time",
+        f"that is {share:.0%} of the time",
+    ]
+    upper = bound(share * 0.95)
+    tries = [by_switch("persistent_workers", 0.9 * upper, upper, "the workers live on from epoch to epoch")]
+    return cause(Bottleneck.INPUT_WORKER_RESTART, share, upper, 0.9, lines, top_line(seen, "data_wait"), tries)
+
+
+# --- padding ---
+def _padding(seen: Seen) -> Cause | None:
+    inputs = [i for i in seen.trace.get("inputs", []) if i]
+    if not inputs:
+        return None
+    real = sum(i["real_share"] for i in inputs) / len(inputs)
+    longest = sum(i["longest_share"] for i in inputs) / len(inputs)
+    computing = seen.share("forward", "backward")
+    probe = seen.probes.get("short_batches")
+    trimmed = probe.speedup if probe and not probe.error else bound(computing * (1 - longest))
+    sorted_ = bound(computing * (1 - real))
+    upper = max(trimmed, 1.0) if longest < 0.85 else sorted_
+    if real > 0.75 or upper < NOTABLE:
+        return None
+    lines: list[str | Evidence] = [
+        f"{real:.0%} of the positions that the model computes on hold data, {1 - real:.0%} are padding (batches of {inputs[0]['rows']} × {inputs[0]['width']})",
+        f"the longest row of a batch fills {longest:.0%} of its width",
+        f"cut to the longest row, in turns with the batches as they are: {probe.speedup:.2f}×" if probe and not probe.error else "",
+    ]
+    tries = []
+    if longest < 0.85:
+        tries.append(by_edit("pad each batch to its own longest row, not to a fixed length (collate_fn: torch.nn.utils.rnn.pad_sequence)", 0.9 * trimmed,
+                             1.1 * trimmed, "positions that hold nothing are not computed"))  # fmt: skip
+    tries.append(by_switch("length_buckets", 1.0, max(sorted_, trimmed), "batches of samples of like length need hardly any padding"))
+    return cause(Bottleneck.PADDING_WASTE, saved(upper), upper, 0.85, lines, "", tries)

@@ -1,0 +1,280 @@
+"""From the raw records of a watched program to the numbers that the rules ask for."""
+
+from __future__ import annotations
+
+import math
+import statistics
+from collections import defaultdict
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import Any
+
+from perftrain.facts import StepBreakdown
+
+WARM_STEPS = 3
+MATMUL = ("mm", "addmm", "bmm", "baddbmm", "addmv", "mv", "linear", "einsum", "_scaled_dot_product", "mkldnn_rnn_layer", "_int_mm", "flash")
+CONVOLUTION = ("conv",)
+SPARSE = ("sparse", "_spmm")
+CONVERSION = ("copy_", "clone", "contiguous", "_to_copy", "to_dense", "reorder")
+COLLECTIVE = ("gloo:", "nccl:", "c10d::")
+NO_OPERATION = ("ProfilerStep", "Optimizer.", "enumerate(", "autograd::engine", "Torch-Compiled", "## ", "DistributedDataParallel", "TorchDynamo",
+                "CompiledFunction", "Pregraph", "AOTDispatcher", "CheckpointFunction")  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Sample:
+    """A place where the training thread was seen, and for how long."""
+
+    phase: str
+    frames: tuple[tuple[str, int, str], ...]
+    leaf: tuple[str, str]
+    library: str
+    seconds: float
+    cpu_s: float
+
+    @property
+    def where(self) -> str:
+        return f"{self.frames[0][0]}:{self.frames[0][1]}" if self.frames else ""
+
+
+@dataclass(frozen=True)
+class Probe:
+    """A counterfactual, measured: how many times as fast the program was."""
+
+    name: str
+    speedup: float
+    low: float
+    high: float
+    blocks: int
+    error: str = ""
+
+
+@dataclass(frozen=True)
+class Seen:
+    """One training process (rank 0), the loader's workers, and its other ranks."""
+
+    process: Mapping[str, Any]
+    fetchers: Sequence[Mapping[str, Any]] = ()
+    others: Sequence[Mapping[str, Any]] = ()
+    probes: Mapping[str, Probe] = field(default_factory=dict)
+    folder: str = ""
+    """Of the script: file names are told relative to it."""
+
+    # --- steps ---
+    @cached_property
+    def window(self) -> list[int]:
+        """The steps that count: after the warm-up, not traced, whole periods of what happens every so many steps."""
+        rows, traced = self.process["rows"], set(self.process["traced"])
+        steady = [i for i in range(min(WARM_STEPS, max(0, len(rows) - 2)), len(rows)) if i not in traced]
+        for phase in ("evaluation", "checkpoint"):
+            if phase in self.phases:
+                at = [i for i in steady if self._spent(i, phase, 0) > 0]
+                if 2 <= len(at) <= 0.7 * len(steady):
+                    return [i for i in steady if at[0] < i <= at[-1]]
+        return steady
+
+    @property
+    def phases(self) -> Sequence[str]:
+        return self.process["phases"]
+
+    def _spent(self, row: int, phase: str, clock: int) -> float:
+        return self.process["rows"][row][3 + 3 * self.phases.index(phase) + clock]
+
+    def step_times(self, indices: Iterable[int] | None = None) -> list[float]:
+        rows = self.process["rows"]
+        return [sum(rows[i][3::3]) for i in (self.window if indices is None else indices)]
+
+    @cached_property
+    def step_s(self) -> float:
+        times = self.step_times()
+        return sum(times) / len(times) if times else 0.0
+
+    def phase_s(self, phase: str, clock: int = 0) -> float:
+        """Seconds a step: wall (0), CPU of the training thread (1), CPU of the process (2)."""
+        if phase not in self.phases or not self.window:
+            return 0.0
+        return sum(self._spent(i, phase, clock) for i in self.window) / len(self.window)
+
+    def share(self, *phases: str) -> float:
+        return sum(self.phase_s(p) for p in phases) / self.step_s if self.step_s else 0.0
+
+    @cached_property
+    def process_cpu_s(self) -> float:
+        return sum(self.phase_s(p, 2) for p in self.phases)
+
+    def breakdown(self) -> StepBreakdown:
+        return StepBreakdown({p: self.phase_s(p) for p in self.phases}, len(self.window), int(self.samples_per_step * len(self.window)))
+
+    @cached_property
+    def samples_per_step(self) -> float:
+        fetched = self.fetching
+        return fetched["samples"] / fetched["batches"] if fetched["batches"] else 0.0
+
+    @cached_property
+    def backwards_per_step(self) -> float:
+        rows = self.process["rows"]
+        return statistics.median(rows[i][2] for i in self.window) if self.window else 1
+
+    # --- settings ---
+    @property
+    def cores(self) -> int:
+        return int(self.process.get("cores") or 1)
+
+    @property
+    def threads(self) -> int:
+        return int(self.process.get("threads") or 1)
+
+    @property
+    def ranks(self) -> int:
+        return int(self.process.get("ranks") or 1)
+
+    @property
+    def on_cuda(self) -> bool:
+        return self.process.get("device") == "cuda"
+
+    @cached_property
+    def loader(self) -> Mapping[str, Any]:
+        """The loader that trains: the first alive with workers, else the first."""
+        loaders = self.process.get("loaders") or []
+        return loaders[0] if loaders else {}
+
+    @property
+    def workers(self) -> int:
+        return int(self.loader.get("workers") or 0)
+
+    # --- counters, after the warm-up ---
+    def count(self, name: str, kind: str = "counts") -> float:
+        """How much of a counter fell into one step of the whole run after the warm-up."""
+        before = self.process["before"][0 if kind == "counts" else 1].get(name, 0) if self.process.get("before") else 0
+        steps = len(self.process["rows"]) - (self.process["before"][2] if self.process.get("before") else 0)
+        return (self.process[kind].get(name, 0) - before) / max(1, steps)
+
+    @cached_property
+    def whole_step_s(self) -> float:
+        """Seconds a step over all steps after the warm-up, traced ones too: what :meth:`count` is to be compared with."""
+        times = self.step_times(range(min(WARM_STEPS, len(self.process["rows"]) - 1), len(self.process["rows"])))
+        return sum(times) / max(1, len(times))
+
+    # --- batches ---
+    @cached_property
+    def fetching(self) -> dict[str, float]:
+        """Sums over all processes that made batches."""
+        total: dict[str, float] = defaultdict(float)
+        sources = [f for f in self.fetchers if f["pid"] != self.process["pid"]] or [self.process["fetching"]]
+        for source in sources:
+            for key, value in source.items():
+                if isinstance(value, (int, float)) and key != "pid":
+                    total[key] += value
+        for key in ("batches", "samples", "wall_s", "cpu_s", "delay_s", "collate_wall_s", "collate_cpu_s"):
+            total.setdefault(key, 0.0)
+        return dict(total)
+
+    # --- operations ---
+    @property
+    def trace(self) -> Mapping[str, Any]:
+        return self.process.get("trace") or {}
+
+    @cached_property
+    def operations(self) -> list[tuple[str, str, int, float, float, int, float]]:
+        """Name, dtype, calls, own seconds, FLOP, calls and seconds of tiny ones; of what is an operation at all."""
+        return [tuple(o) for o in self.trace.get("operations", []) if not o[0].startswith(NO_OPERATION)]  # type: ignore[misc]
+
+    def operation_share(self, words: Sequence[str], dtypes: Sequence[str] = (), big: bool = False, without: Sequence[str] = ()) -> float:
+        """Part of the traced time that operations with one of ``words`` in their names took by themselves."""
+        wall = self.trace.get("wall_s") or 0.0
+        own = sum(
+            o[3] - (o[6] if big else 0.0) for o in self.operations
+            if any(w in o[0] for w in words) and (not dtypes or o[1] in dtypes) and not any(w in o[0] for w in without)
+        )  # fmt: skip
+        return own / wall if wall else 0.0
+
+    @cached_property
+    def heavy_share(self) -> float:
+        """Products and convolutions."""
+        return self.operation_share((*MATMUL, *CONVOLUTION), without=("foreach", "embedding", *SPARSE))
+
+    @cached_property
+    def elementwise_share(self) -> float:
+        """Operations long enough to matter that are neither products, convolutions, sparse products nor collectives."""
+        heavy = (*MATMUL, *CONVOLUTION, *SPARSE, *COLLECTIVE, "embedding", "foreach", "fused", "lstm", "gru", "record_param_comms")
+        wall = self.trace.get("wall_s") or 0.0
+        own = sum(o[3] - o[6] for o in self.operations if o[0].startswith("aten::") and not any(w in o[0] for w in heavy))
+        return own / wall if wall else 0.0
+
+    @cached_property
+    def calls_per_step(self) -> float:
+        return sum(o[2] for o in self.operations) / max(1, self.trace.get("steps") or 1)
+
+    # --- places ---
+    @cached_property
+    def samples(self) -> list[Sample]:
+        return [_sample(row) for row in self.process.get("samples", [])]
+
+    @cached_property
+    def worker_samples(self) -> list[Sample]:
+        return [_sample(row) for f in self.fetchers for row in f.get("rows", [])]
+
+    def lines(self, *phases: str) -> list[tuple[str, str, float]]:
+        """(file:line, function, share of the time of these phases), the most seen first; the user's innermost line counts."""
+        seen: dict[tuple[str, str], float] = defaultdict(float)
+        for sample in self.samples if phases != ("worker",) else self.worker_samples:
+            if sample.phase in phases and sample.frames:
+                seen[(self.relative(sample.where), sample.frames[0][2])] += sample.seconds
+        whole = sum(seen.values())
+        return [(where, function, s / whole) for (where, function), s in sorted(seen.items(), key=lambda i: -i[1])] if whole else []
+
+    def relative(self, where: str) -> str:
+        prefix = self.folder.rstrip("/") + "/"
+        return where.removeprefix(prefix) if self.folder else where
+
+    # --- memory ---
+    @cached_property
+    def growth_bytes_per_step(self) -> float:
+        """Slope of the resident memory over the second half of the run."""
+        points = self.process.get("rss") or []
+        points = points[len(points) // 2 :]
+        if len(points) < 4 or points[-1][0] == points[0][0]:
+            return 0.0
+        slope, _ = statistics.linear_regression([p[0] for p in points], [p[1] for p in points])
+        return slope
+
+
+def _sample(row: Sequence[Any]) -> Sample:
+    return Sample(row[0], tuple((f[0], f[1], f[2]) for f in row[1]), (row[2][0], row[2][1]), row[3], row[4], row[5])
+
+
+def probes_of(process: Mapping[str, Any], names: Sequence[str]) -> dict[str, Probe]:
+    """Each probe against the baseline blocks on both sides of its own blocks."""
+    kinds, rows = process.get("kinds") or [], process["rows"]
+    blocks: list[tuple[str, list[float]]] = []
+    for kind, row in zip(kinds, rows, strict=False):
+        if kind == "warm":
+            blocks.append(("", []))
+        elif blocks and blocks[-1][0] == kind:
+            blocks[-1][1].append(sum(row[3::3]))
+        else:
+            blocks.append((kind, [sum(row[3::3])]))
+    means = [(kind, _typical(times)) for kind, times in blocks if kind]
+    found = {}
+    for name in names:
+        ratios = []
+        for i, (kind, value) in enumerate(means):
+            beside = [means[j][1] for j in (i - 1, i + 1) if 0 <= j < len(means) and means[j][0] == "baseline"]
+            if kind == name and beside and value > 0:
+                ratios.append(math.log(statistics.fmean(beside) / value))
+        error = (process.get("probe_errors") or {}).get(name, "")
+        if ratios and not error:
+            center = statistics.median(ratios)
+            spread = statistics.stdev(ratios) / math.sqrt(len(ratios)) * 2.2 if len(ratios) > 1 else 0.15
+            found[name] = Probe(name, math.exp(center), math.exp(center - spread), math.exp(center + spread), len(ratios))
+        elif error:
+            found[name] = Probe(name, 1.0, 1.0, 1.0, 0, error)
+    return found
+
+
+def _typical(times: Sequence[float]) -> float:
+    """The mean, unless one step of the block stands far out by itself."""
+    if len(times) < 3:
+        return statistics.fmean(times)
+    return statistics.fmean(sorted(times)[: len(times) - 1]) if max(times) > 5 * statistics.median(times) else statistics.fmean(times)

@@ -1,0 +1,30 @@
+"""A recipe as a program of its own, which trains until it is stopped: ``python -m perftrain.recipe_program [overrides]``."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Sequence
+
+import torch
+
+from perftrain.engine.assemble import assemble
+from perftrain.engine.loop import train
+from perftrain.engine.process import process_settings, seed_everything
+from perftrain.measure.meter import Meter
+from perftrain.measured import build, job_of
+from perftrain.options import check, sort_out
+
+
+def main(arguments: Sequence[str]) -> None:
+    cfg = check(sort_out(arguments))[0]
+    job = job_of(cfg)
+    device = torch.device(job.device)
+    switches = job.switches()
+    with process_settings(switches):
+        seed_everything(0)
+        run = assemble(build(job.recipe, "recipe").build(0), switches, device)
+        train(run, Meter(device), steps=10**9)
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])

@@ -1,0 +1,54 @@
+"""A diagnosis on the terminal: the step as a bar, then each cause with its evidence and what to do about it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from rich.console import Console, RenderableType
+from rich.text import Text
+
+from perftrain.facts import Cause, Diagnosis, StepBreakdown
+from perftrain.report import run_words, units
+from perftrain.report.bars import PhaseBar, Swatch, looks, phases_of
+from perftrain.report.layout import avoids, line, named, paragraph, table, tries
+
+
+def print_diagnosis(console: Console, program: str, place: str, diagnosis: Diagnosis, notes: Iterable[str] = ()) -> None:
+    """The phase picture, the ruling bottleneck in a sentence, then the causes in order."""
+    paragraph(console, program, "bold")
+    paragraph(console, place, "dim")
+    console.print()
+    print_phases(console, diagnosis.breakdown)
+    console.print()
+    console.print(named([("healthy" if diagnosis.healthy else "bottleneck", line(diagnosis.sentence, "bold"))]))
+    for number, cause in enumerate(diagnosis.causes, 1):
+        console.print()
+        console.print(named(_cause(number, cause, diagnosis.healthy)))
+    vain = diagnosis.causes[0].avoids if diagnosis.causes else ()
+    if vain:
+        console.print()
+        console.print(named([("will not help", avoids(vain))]))
+    for note in notes:
+        paragraph(console, note, "dim")
+
+
+def print_phases(console: Console, now: StepBreakdown) -> None:
+    """One step as a bar, and its key."""
+    if not now.step_s > 0:
+        return
+    phases = phases_of([now])
+    console.print(Text.assemble(("step ", "dim"), (units.seconds(now.step_s), "bold"), (f" (mean of {units.count(now.steps, 'step')})", "dim")))
+    console.print(PhaseBar(now, phases, now.step_s))
+    key = table("", "phase", "ms", "share", numbers=["ms", "share"], fixed=[""])
+    for phase, look in looks(phases).items():
+        key.add_row(Swatch(look), line(units.label(phase)), line(units.milliseconds(now.phase_s[phase])), line(units.share(now.share(phase))))
+    console.print(key)
+
+
+def _cause(number: int, cause: Cause, healthy: bool) -> Iterable[tuple[str, RenderableType]]:
+    head = f"{cause.label}" if healthy else f"{run_words.cause_line(cause)} · confidence {units.share(cause.confidence)}"
+    yield f"{number}.", line(head, "" if healthy else "bold")
+    if cause.evidence:
+        yield "evidence", Text("\n").join(line(units.one_line(e.line)) for e in cause.evidence[:6])
+    if cause.tries:
+        yield "try", tries(cause.tries)
