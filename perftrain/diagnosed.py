@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 from perftrain.attach.launch import Watched, folder_of, watch
@@ -45,7 +46,9 @@ def diagnose_program(
     """
     watched_s = min(25.0, max(6.0, 0.3 * budget_s))
     orders = Orders("", "", observe_s=min(10.0, 0.5 * watched_s), most_s=watched_s, to_the_end=to_the_end)
-    first = watch(program, orders, lambda steps, s: progress(f"watching the program: {steps} steps", s, watched_s), START_LIMIT_S + watched_s)
+    first = watch(
+        program, orders, lambda steps, s: progress(f"watching the program: {steps} steps", s, watched_s), START_LIMIT_S + watched_s
+    )
     seen = _seen(first, program)
     spent = first.seconds
     wishes = wanted_probes(seen)
@@ -63,7 +66,8 @@ def _seen(watched: Watched, program: Sequence[str]) -> Seen:
         if watched.code:
             raise ScriptFailed(watched.code, watched.error)
         raise PerftrainError(
-            f"A diagnosis needs at least 5 training steps (an optimizer of torch that steps); {program[0]!r} made {steps} in {watched.seconds:.0f} s. "
+            f"A diagnosis needs at least 5 training steps (an optimizer of torch that steps); {program[0]!r} made "
+            f"{steps} in {watched.seconds:.0f} s. "
             "Give it more steps or a higher --budget."
         )
     return Seen(watched.processes[0], watched.fetchers, watched.processes[1:], folder=folder_of(program))
@@ -76,8 +80,8 @@ def _probe(program: Sequence[str], seen: Seen, wishes: Sequence[str], left_s: fl
         orders = _turns(seen, wishes, left_s)
         extra = 60.0 if "compile" in wishes else 15.0
         limit = float(seen.process.get("first_step_s") or 0.0) + orders.probe_s + extra
-        names = ", ".join(n.replace("_", " ") for n in wishes)
-        again = watch(program, orders, lambda steps, s: progress(f"taking turns: {names}", s, orders.probe_s), limit, quiet=True)
+        what = f"taking turns: {', '.join(n.replace('_', ' ') for n in wishes)}"
+        again = watch(program, orders, partial(_tell, progress, what, orders.probe_s), limit, quiet=True)
         found = probes_of(again.processes[0], wishes) if again.processes else {}
         if found or not again.code:
             return found, "" if not again.code else again.error
@@ -85,6 +89,10 @@ def _probe(program: Sequence[str], seen: Seen, wishes: Sequence[str], left_s: fl
         broke = next((k for k in reversed(kinds) if k in wishes), wishes[-1])
         wishes.remove(broke)
     return {}, "the program did not run with any of the counterfactuals"
+
+
+def _tell(progress: Progress, what: str, may_s: float, _: int, seconds: float) -> None:
+    progress(what, seconds, may_s)
 
 
 def _turns(seen: Seen, wishes: Sequence[str], left_s: float) -> Orders:
@@ -134,12 +142,17 @@ def diagnose_line(line: Line, watcher: Any) -> int:
         notes.append("A run with counterfactuals failed: " + str(runs["probe_error"]).strip().splitlines()[-1])
     print_diagnosis(console, name, place, diagnosis, notes)
     if json_path:
-        write_json(json_path, {"schema": 1, "diagnosis": {**diagnosis_json(diagnosis), "program": list(program), "probes": _probes_json(seen)}})
+        write_json(
+            json_path, {"schema": 1, "diagnosis": {**diagnosis_json(diagnosis), "program": list(program), "probes": _probes_json(seen)}}
+        )
     return 1 if runs["code"] else 0
 
 
 def _probes_json(seen: Seen) -> list[dict[str, Any]]:
-    return [{"probe": p.name, "speedup": p.speedup, "interval": [p.low, p.high], "turns": p.blocks, "error": p.error} for p in seen.probes.values()]
+    return [
+        {"probe": p.name, "speedup": p.speedup, "interval": [p.low, p.high], "turns": p.blocks, "error": p.error}
+        for p in seen.probes.values()
+    ]
 
 
 def recipe_program(line: Line) -> tuple[str, ...]:

@@ -93,11 +93,15 @@ def sort_out(arguments: Sequence[str]) -> Line:
         full = "--full" in rest
         rest = [a for a in rest if a != "--full"]
         if program and rest:
-            raise PerftrainError(f"Before a script come only perftrain's flags; {rest[0]!r} is none. What follows the script's name belongs to it.")
+            raise PerftrainError(
+                f"Before a script come only perftrain's flags; {rest[0]!r} is none. What follows the script's name belongs to it."
+            )
         if program:
             return Line(verb, (), flags=flags, program=tuple(program), full=full)
     elif program:
-        raise PerftrainError(f"{verb or 'Training'} takes no script; {program[0]!r} was given. Type: perftrain diagnose {' '.join(program)}")
+        raise PerftrainError(
+            f"{verb or 'Training'} takes no script; {program[0]!r} was given. Type: perftrain diagnose {' '.join(program)}"
+        )
     if verb == "try":
         if not rest or rest[0].startswith("-") or "=" in rest[0]:
             raise PerftrainError("try needs the names of switches: perftrain try amp,channels_last [overrides].")

@@ -23,7 +23,7 @@ def main(arguments: Sequence[str]) -> None:
     with process_settings(switches):
         seed_everything(0)
         run = assemble(build(job.recipe, "recipe").build(0), switches, device)
-        train(run, Meter(device), steps=10**9)
+        train(run, 10**9, Meter(device))
 
 
 if __name__ == "__main__":

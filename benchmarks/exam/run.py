@@ -52,12 +52,12 @@ def judge(truth: dict[str, Any], answer: dict[str, Any]) -> dict[str, Any]:
     wanted = [w for w in (wanted if isinstance(wanted, list) else [wanted]) if w]
     wrong = sorted(set(offered) & set(truth.get("wrong_cures") or []))
     first = answer["healthy"] if truth["healthy"] else labels[0] in right
-    gain = (truth.get("gain_each") or {}).get("A", truth["gain"])
+    gain = (truth.get("gain_each") or {}).get("A", truth.get("gain"))
     bound = answer["causes"][0]["upper_bound"]
     return {
         "first": first, "top2": first or bool(set(labels[:2]) & {*causes, *right}), "labels": labels, "healthy": truth["healthy"],
         "switch": all(w in offered for w in wanted) if wanted else None, "wrong": wrong, "bound": bound, "gain": gain,
-        "bound_error": None if truth["healthy"] else abs(bound / gain - 1),
+        "bound_error": None if truth["healthy"] or not gain else abs(bound / gain - 1),
     }  # fmt: skip
 
 
@@ -80,7 +80,16 @@ def table(rows: list[dict[str, Any]], head: str) -> str:
     for r in rows:
         switch = {None: "", True: "right", False: "MISSED"}[r["switch"]]
         mark = "" if r["first"] else " **wrong**"
-        lines.append(f"| {r['file']} | {r['truth']} | {', '.join(r['labels'][:3])}{mark} | {r.get('bound') or 0:.2f} | {r['gain']} | {switch} | {', '.join(r['wrong'])} | {r['seconds']:.0f} |")
+        cells = [
+            r["file"],
+            r["truth"],
+            ", ".join(r["labels"][:3]) + mark,
+            f"{r.get('bound') or 0:.2f}",
+            r["gain"],
+            switch,
+            ", ".join(r["wrong"]),
+        ]
+        lines.append(f"| {' | '.join(map(str, cells))} | {r['seconds']:.0f} |")
     return "\n".join(lines) + "\n"
 
 
@@ -93,7 +102,7 @@ def main() -> None:
     options = parser.parse_args()
     truths = {t["file"]: t for t in yaml.safe_load((options.folder / "truth.yaml").read_text())["cases"]}
     described, software = machine.describe(), machine.software()
-    stem = f"{described.get('id', 'machine')}-{date.today().isoformat()}"
+    stem = f"{options.folder.name}-{machine.machine_id(described)}-{date.today().isoformat()}"
     RESULTS.mkdir(exist_ok=True)
     log = RESULTS / f"{stem}.jsonl"
     only = [n for n in options.only.split(",") if n] or list(truths)
@@ -103,8 +112,15 @@ def main() -> None:
         with log.open("a") as f:
             f.write(json.dumps({"file": name, "answer": answer}) + "\n")
     last = {r["file"]: r["answer"] for r in map(json.loads, log.read_text().splitlines())}
-    rows = [{"file": n, "truth": t["cause"], "gain": t["gain"], "seconds": last[n]["seconds"], "healthy": t["healthy"], **judge(t, last[n])} for n, t in truths.items() if n in last]
-    head = f"{described.get('cpu_model')}, {described.get('cores_usable')} cores, torch {software.get('torch')}, {date.today().isoformat()}; command: `python benchmarks/exam/run.py FOLDER`"
+    rows = [
+        {"file": n, "truth": t["cause"], "gain": t["gain"], "seconds": last[n]["seconds"], "healthy": t["healthy"], **judge(t, last[n])}
+        for n, t in truths.items()
+        if n in last
+    ]
+    where = (
+        f"{described.get('cpu_model')}, {described.get('cores_usable')} cores, torch {software.get('torch')}, {date.today().isoformat()}"
+    )
+    head = f"{where}; command: `python benchmarks/exam/run.py {options.folder.name}`"
     text = table(rows, head)
     (RESULTS / f"{stem}.md").write_text(text)
     print(text)

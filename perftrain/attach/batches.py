@@ -59,7 +59,12 @@ def _tail(tensor: torch.Tensor) -> dict[str, Any]:
             return {}
         tail = left
     lengths = width - tail
-    return {"real_share": float(lengths.sum()) / (rows * width), "longest_share": float(lengths.max()) / width, "rows": rows, "width": width}
+    return {
+        "real_share": float(lengths.sum()) / (rows * width),
+        "longest_share": float(lengths.max()) / width,
+        "rows": rows,
+        "width": width,
+    }
 
 
 def gradients(optimizers: Iterable[Any], roots: Iterable[Any]) -> dict[str, Any]:

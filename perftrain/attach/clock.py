@@ -5,9 +5,10 @@ from __future__ import annotations
 import threading
 import time
 from collections import defaultdict
+from collections.abc import Callable
 from dataclasses import dataclass, field
 
-REST, EVALUATION = "rest", "evaluation"
+REST, EVALUATION, LOSS = "rest", "evaluation", "loss"
 Spent = list[float]
 """Wall seconds, CPU seconds of the training thread, CPU seconds of the process."""
 
@@ -27,7 +28,8 @@ class Clock:
     """Seconds by phase. Only the training thread is timed; a phase inside another takes its time away from it.
 
     Time since the last piece of training is held back (``_gap``) until it is known what it led to: if the next thing is a
-    forward pass of evaluation, all of it was evaluation, the fetching of its batches included.
+    forward pass of evaluation, all of it was evaluation, the fetching of its batches included. What follows a forward pass of
+    training, up to the backward pass, is called the loss.
     """
 
     thread: int = field(default_factory=threading.get_ident)
@@ -35,6 +37,8 @@ class Clock:
     started_s: float = field(default_factory=time.perf_counter)
     stack: list[str] = field(default_factory=lambda: [REST])
     evaluating: bool = False
+    mark: Callable[[str | None], None] | None = None
+    """While a trace runs: called with each phase that begins, and with None where one ends."""
 
     def __post_init__(self) -> None:
         self._wall, self._cpu, self._process = time.perf_counter(), time.thread_time(), time.process_time()
@@ -52,11 +56,15 @@ class Clock:
     def enter(self, phase: str) -> None:
         self._tick()
         self.stack.append(phase)
+        if self.mark is not None:
+            self.mark(phase)
 
     def leave(self) -> None:
         self._tick()
-        if len(self.stack) > 1:
-            self.stack.pop()
+        if self.mark is not None:
+            self.mark(None)
+        if len(self.stack) > 1 and self.stack.pop() == "forward":
+            self.stack[0] = LOSS if len(self.stack) == 1 else self.stack[0]
 
     def training(self) -> None:
         """A piece of training begins: what went before it was its preparation (or the end of an evaluation)."""
@@ -66,6 +74,7 @@ class Clock:
             _add(self._step[name], spent)
         self._gap.clear()
         self.evaluating = False
+        self.stack[0] = REST
 
     def evaluation(self) -> None:
         """A forward pass of evaluation begins: all since the last training belongs to it."""
@@ -74,6 +83,7 @@ class Clock:
             _add(self._step[EVALUATION], spent)
         self._gap.clear()
         self.evaluating = True
+        self.stack[0] = REST
 
     def end_step(self) -> Row:
         self._tick()
@@ -84,6 +94,7 @@ class Clock:
         self._step.clear()
         self.forwards = self.backwards = 0
         self.evaluating = False
+        self.stack[0] = REST
         self.rows.append(row)
         return row
 

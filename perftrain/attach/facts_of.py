@@ -35,8 +35,7 @@ def program(session: Session) -> dict[str, Any]:
     return {
         "rank": rank, "ranks": ranks, "device": device, "cores": cores(), "torch": torch.__version__,
         "threads": torch.get_num_threads(), "anomaly": torch.is_anomaly_enabled(),
-        "deterministic": torch.are_deterministic_algorithms_enabled(), "onednn": torch.backends.mkldnn.is_available() and torch.backends.mkldnn.enabled,
-        "profiling": bool(torch.autograd._profiler_enabled()), "parameter_dtypes": sorted({str(p.dtype) for p in parameters}),
+        "deterministic": torch.are_deterministic_algorithms_enabled(), "parameter_dtypes": sorted({str(p.dtype) for p in parameters}),
         "optimizers": [_optimizer(o) for o in session.optimizers.values()], "roots": [_root(m) for m in session.roots.values()],
         "gc_enabled": gc.isenabled(), "gc_objects": len(gc.get_objects()), "loaders": loaders(session),
     }  # fmt: skip
@@ -58,8 +57,11 @@ def _root(module: Any) -> dict[str, Any]:
     recurrent = sum(isinstance(m, torch.nn.RNNBase) for m in module.modules())
     cells = sum(isinstance(m, torch.nn.RNNCellBase) for m in module.modules())
     ordinary = sum(w.shape[1] > 1 and w.shape[2:].numel() > 1 for w in convolutions)
-    return {"class": type(module).__name__, "training": module.training, "convolutions": ordinary, "channels_last": last, "recurrent": recurrent,
-            "cells": cells, "ddp": isinstance(module, torch.nn.parallel.DistributedDataParallel), "modules": sum(1 for _ in module.modules())}  # fmt: skip
+    return {
+        "class": type(module).__name__, "training": module.training, "convolutions": ordinary, "channels_last": last,
+        "recurrent": recurrent, "cells": cells, "ddp": isinstance(module, torch.nn.parallel.DistributedDataParallel),
+        "modules": sum(1 for _ in module.modules()),
+    }  # fmt: skip
 
 
 def loaders(session: Session) -> list[dict[str, Any]]:
@@ -68,11 +70,11 @@ def loaders(session: Session) -> list[dict[str, Any]]:
 
     found = []
     for loader in (o for o in gc.get_objects() if issubclass(type(o), DataLoader) and "dataset" in o.__dict__):
-        found.append(
-            {"workers": loader.num_workers, "persistent": loader.persistent_workers, "prefetch": loader.prefetch_factor, "pin_memory": loader.pin_memory,
-             "batch_size": loader.batch_size, "dataset": type(loader.dataset).__name__, "drawn": loader.__dict__.get("_perftrain_drawn", 0),
-             "method": str(getattr(loader, "multiprocessing_context", None) or "")}
-        )  # fmt: skip
+        found.append({
+            "workers": loader.num_workers, "persistent": loader.persistent_workers, "prefetch": loader.prefetch_factor,
+            "pin_memory": loader.pin_memory, "batch_size": loader.batch_size, "dataset": type(loader.dataset).__name__,
+            "drawn": loader.__dict__.get("_perftrain_drawn", 0),
+        })  # fmt: skip
     return sorted(found, key=lambda f: -f["drawn"])[:4]
 
 
@@ -93,10 +95,11 @@ def compiling(session: Session) -> dict[str, Any]:
         after = rows[min(1, len(rows) - 1)].end_s
         late = [f for f in found if f[0] > after]
         hit = [i for i in range(1, len(rows)) if any(rows[i - 1].end_s <= f[0] < rows[i].end_s for f in late)]
+        failed = sum("recompile" in f[3].lower() or "limit" in f[3].lower() for f in found)
+        counted = sum(counters["recompile_limit"].values()) if "recompile_limit" in counters else 0
         return {
             "frames": int(counters["stats"].get("unique_graphs", 0)), "compilations": len(found),
-            "graph_breaks": {str(k)[:200]: int(v) for k, v in counters["graph_break"].most_common(8)},
-            "limit_hits": sum("recompile" in f[3].lower() or "limit" in f[3].lower() for f in found) + sum(counters["recompile_limit"].values() if "recompile_limit" in counters else ()),
+            "graph_breaks": {str(k)[:200]: int(v) for k, v in counters["graph_break"].most_common(8)}, "limit_hits": failed + counted,
             "late": len(late), "late_s": sum(f[1] for f in late), "late_rows": hit, "names": sorted({f[2] for f in late or found})[:8],
         }  # fmt: skip
     except Exception as error:
@@ -112,8 +115,8 @@ def record(session: Session) -> dict[str, Any]:
         "pid": session.pid, "argv": sys.argv[:1], **state, "phases": names,
         "rows": [[r.end_s, r.forwards, r.backwards, *(v for n in names for v in r.phases.get(n, (0.0, 0.0, 0.0)))] for r in clock.rows],
         "kinds": session.turns.kinds if session.turns else [], "probe_errors": session.turns.errors if session.turns else {},
-        "traced": sorted(session.traced_rows), "first_step_s": session.first_step_s, "counts": dict(session.counts), "sums": dict(session.sums),
-        "before": [dict(c) if not isinstance(c, int) else c for c in getattr(session, "_counted_from", ({}, {}, 0))],
-        "samples": session.sampler.rows() if session.sampler else [], "fetching": {**session.fetching.sums, "times": session.fetching.times},
-        "trace": session.trace.result, "compiling": compiling(session), "rss": session.rss, "start_s": clock.started_s,
+        "traced": sorted(session.traced_rows), "first_step_s": session.first_step_s, "counts": dict(session.counts),
+        "sums": dict(session.sums), "before": list(session.before), "samples": session.sampler.rows() if session.sampler else [],
+        "fetching": {**session.fetching.sums, "times": session.fetching.times}, "trace": session.trace.result,
+        "compiling": compiling(session), "rss": session.rss, "start_s": clock.started_s,
     }  # fmt: skip

@@ -60,7 +60,12 @@ def folder_of(program: Sequence[str]) -> str:
 
 
 def watch(
-    program: Sequence[str], orders: Orders, say: Callable[[int, float], None], limit_s: float, quiet: bool = False, environment: dict[str, str] | None = None
+    program: Sequence[str],
+    orders: Orders,
+    say: Callable[[int, float], None],
+    limit_s: float,
+    quiet: bool = False,
+    environment: dict[str, str] | None = None,
 ) -> Watched:
     """Run ``program`` under ``orders`` until it ends, has shown enough, or ``limit_s`` are over.
 

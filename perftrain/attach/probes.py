@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import gc
 import os
+import signal
 import time
 from collections.abc import Callable
 from contextlib import AbstractContextManager, ExitStack, nullcontext, suppress
@@ -23,6 +24,8 @@ if TYPE_CHECKING:
 BASELINE = "baseline"
 WARM_STEPS = 4
 WARM = "warm"
+LEAST_ROUNDS = 4
+"""The first only warms, the others count."""
 
 
 class Turns:
@@ -46,6 +49,8 @@ class Turns:
         self._arm = BASELINE
         self._undo = ExitStack()
         self._kept: dict[int, Any] = {}
+        self._workers: list[Any] = []
+        self._compiled: dict[Any, Any] = {}
         self._began = 0.0
         self._arms: dict[str, Callable[[], None]] = {
             name.removeprefix("_arm_"): getattr(self, name) for name in dir(self) if name.startswith("_arm_")
@@ -54,16 +59,18 @@ class Turns:
     # --- turns ---
     def step_done(self) -> None:
         """Between two steps: note whose the last one was, and change arms when the block is over."""
+        now = time.perf_counter()
         if len(self.kinds) < WARM_STEPS:
             self.kinds.append(WARM)
-            self._began = time.perf_counter()
             return
         counted = self._in_block > 0 and (self._round > 0 or self._arm == BASELINE)
         self.kinds.append(self._arm if counted else WARM)
         self._in_block += 1
         if self._in_block > self.session.orders.block_steps:
             self._change()
-        self.over = time.perf_counter() - self._began > self.session.orders.probe_s and self._round >= 2
+        if self._round == 0:
+            self._began = now  # a probe's first block may compile: that is not the turns' time
+        self.over = self._round >= LEAST_ROUNDS and now - self._began > self.session.orders.probe_s
 
     def _change(self) -> None:
         self._undo.close()
@@ -79,6 +86,10 @@ class Turns:
                 self.errors[self._arm] = f"{type(error).__name__}: {error}"
                 self._undo.close()
 
+    def close(self) -> None:
+        """Back to the program as it is."""
+        self._undo.close()
+
     def _set(self, name: str, value: Any) -> None:
         before = getattr(self, name)
         setattr(self, name, value)
@@ -92,6 +103,7 @@ class Turns:
     def keep(self, iterator: Any, batch: Any) -> Any:
         if not self.session.clock.evaluating:
             self._kept = {id(iterator): batch}
+            self._workers = list(getattr(iterator, "_workers", ()))
         if self.shorter and (found := batches.longest_of(batch)):
             return batches.shortened(batch, *found)
         return batch
@@ -108,7 +120,12 @@ class Turns:
 
     # --- the arms ---
     def _arm_cached_batches(self) -> None:
+        """The same batch again and again; workers that would fill the queue meanwhile are stopped."""
         self._set("cached", True)
+        for worker in self._workers:
+            if worker.is_alive():
+                os.kill(worker.pid, signal.SIGSTOP)
+                self._undo.callback(_continue, worker.pid)
 
     def _arm_short_batches(self) -> None:
         self._set("shorter", True)
@@ -160,29 +177,21 @@ class Turns:
                         parameter.grad = parameter.grad.contiguous(memory_format=layout)
                     changed[id(parameter)] = parameter
         for optimizer in self.session.optimizers.values():
-            for parameter, state in optimizer.state.items():
+            for parameter, found in optimizer.state.items():
+                state: Any = found
                 if id(parameter) in changed:
-                    for name, value in state.items():
+                    for name, value in list(state.items()):
                         if isinstance(value, torch.Tensor) and value.dim() == 4:
                             state[name] = value.contiguous(memory_format=layout)
 
     def _arm_compile(self) -> None:
         for root in self.session.roots.values():
-            compiled = root.__dict__.get("_perftrain_compiled")
-            if compiled is None:
+            if root not in self._compiled:
                 inner = root.module if isinstance(root, torch.nn.parallel.DistributedDataParallel) else root
-                compiled = torch.compile(inner._call_impl)
-                root.__dict__["_perftrain_compiled"] = compiled
+                self._compiled[root] = torch.compile(inner._call_impl)
             before = root._compiled_call_impl
-            root._compiled_call_impl = compiled
+            root._compiled_call_impl = self._compiled[root]
             self._undo.callback(setattr, root, "_compiled_call_impl", before)
-
-    def _arm_eager(self) -> None:
-        """As if torch.compile had not been asked for."""
-        import torch._dynamo
-
-        before = torch._dynamo.eval_frame.set_eval_frame(None)
-        self._undo.callback(torch._dynamo.eval_frame.set_eval_frame, before)
 
     def _arm_threads(self) -> None:
         """As many threads as cores; one, where it is that many already."""
@@ -226,22 +235,13 @@ class Turns:
                 group.update({name: value for name, value in flags.items() if name in group})
                 self._undo.callback(group.update, before)
 
-    def _arm_no_optimizer(self) -> None:
-        for optimizer in self.session.optimizers.values():
-            if optimizer is not self.session.anchor:
-                continue
-            for group in optimizer.param_groups:
-                before = group["params"]
-                group["params"] = before[:1]
-                self._undo.callback(group.__setitem__, "params", before)
+
+def _continue(pid: int) -> None:
+    with suppress(ProcessLookupError):
+        os.kill(pid, signal.SIGCONT)
 
 
 def _device(session: Session) -> str:
     with suppress(StopIteration, AttributeError):
         return next(p.device.type for o in session.optimizers.values() for g in o.param_groups for p in g["params"])
     return "cuda" if torch.cuda.is_available() else "cpu"
-
-
-def only_here(names: tuple[str, ...]) -> tuple[str, ...]:
-    """The probes that this version knows, in the order given."""
-    return tuple(n for n in names if hasattr(Turns, f"_arm_{n}") and os.name == "posix")

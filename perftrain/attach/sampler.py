@@ -7,13 +7,15 @@ import sys
 import sysconfig
 import threading
 import time
-from collections import Counter
+from collections import defaultdict
 from collections.abc import Callable
 from types import FrameType
 
 import perftrain
 
 INTERVAL_S = 0.01
+HELD_S = 0.0035
+"""Python lets another thread have the interpreter after 5 ms at the earliest."""
 _LIBRARIES = tuple(
     os.path.join(os.path.realpath(p), "")
     for p in {*(sysconfig.get_paths()[k] for k in ("stdlib", "platstdlib", "purelib", "platlib")), os.path.dirname(perftrain.__file__)}
@@ -28,8 +30,11 @@ class Sampler(threading.Thread):
     def __init__(self, thread: int, phase: Callable[[], str]) -> None:
         super().__init__(name="perftrain-sampler", daemon=True)
         self._thread_id, self._phase = thread, phase
-        self.seen: Counter[Place] = Counter()
-        self.cpu: Counter[Place] = Counter()
+        self.seen: dict[Place, float] = defaultdict(float)
+        self.waited: dict[Place, float] = defaultdict(float)
+        """Of it, while the thread used next to no CPU time."""
+        self.held: dict[Place, float] = defaultdict(float)
+        """Of it, while the thread held the interpreter: this one came late, so Python code ran and not an operation of torch."""
         self._paused = threading.Event()
         self._stopped = threading.Event()
         self._own: dict[str, bool] = {}
@@ -44,8 +49,9 @@ class Sampler(threading.Thread):
             except OSError:  # the thread is gone
                 return
             if not self._paused.is_set() and (place := self._look()) is not None:
-                self.seen[place] += now - last  # type: ignore[assignment]
-                self.cpu[place] += cpu - last_cpu  # type: ignore[assignment]
+                self.seen[place] += now - last
+                self.waited[place] += now - last if cpu - last_cpu < 0.2 * (now - last) else 0.0
+                self.held[place] += now - last if now - last > INTERVAL_S + HELD_S else 0.0
             last, last_cpu = now, cpu
 
     def pause(self, paused: bool) -> None:
@@ -80,6 +86,6 @@ class Sampler(threading.Thread):
         return known
 
     def rows(self) -> list[list[object]]:
-        """``[phase, user frames, [file, function] of the innermost, library file below the user's line, seconds, CPU seconds]``."""
+        """``[phase, user frames, [file, function] of the innermost, library below the user's line, seconds, waited, held]``."""
         items = sorted(self.seen.copy().items(), key=lambda pair: -pair[1])[:400]
-        return [[phase, user, leaf, library, seconds, self.cpu[(phase, user, leaf, library)]] for (phase, user, leaf, library), seconds in items]
+        return [[*place, seconds, self.waited[place], self.held[place]] for place, seconds in items]

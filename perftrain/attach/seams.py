@@ -8,6 +8,7 @@ from __future__ import annotations
 import functools
 import os
 import time
+import weakref
 from collections.abc import Callable
 from contextlib import nullcontext
 from threading import get_ident
@@ -20,6 +21,9 @@ COLLECTIVES = (
     "all_reduce", "broadcast", "all_gather", "all_gather_into_tensor", "reduce_scatter", "reduce_scatter_tensor",
     "reduce", "all_to_all", "all_to_all_single", "barrier", "gather", "scatter", "send", "recv", "monitored_barrier",
 )  # fmt: skip
+
+OUTSIDE = ("rest", "loss", "optimizer")
+"""Phases in which a module that is called is a root (an optimizer's closure runs inside its step)."""
 
 
 def lay_open(session: Session) -> None:
@@ -36,12 +40,13 @@ def lay_open(session: Session) -> None:
 
 
 def _timed(session: Session, phase: str, original: Callable[..., Any], also: Callable[..., None] | None = None) -> Callable[..., Any]:
-    """``original`` in ``phase``, when the training thread calls it and is not in another library phase already."""
+    """``original`` in ``phase``, when the training thread calls it and is not in that phase already."""
+    from torch.compiler import is_compiling
 
     @functools.wraps(original)
     def timed(*args: Any, **kwargs: Any) -> Any:
         clock = session.clock
-        if clock.thread != get_ident() or clock.stack[-1] == phase:
+        if is_compiling() or clock.thread != get_ident() or clock.stack[-1] == phase:
             return original(*args, **kwargs)
         if also is not None:
             also(*args, **kwargs)
@@ -60,18 +65,21 @@ def _modules(session: Session, torch: Any) -> None:
     grad_enabled = torch.is_grad_enabled
     trained: set[int] = set()
 
+    known: weakref.WeakKeyDictionary[Any, tuple[int, bool]] = weakref.WeakKeyDictionary()
+
     def owns(module: Any) -> bool:
-        known = module.__dict__.get("_perftrain_owned")
-        if known is None or known[0] != len(session.owned):
-            known = (len(session.owned), any(id(p) in session.owned for p in module.parameters()))
-            module.__dict__["_perftrain_owned"] = known
-        return known[1]
+        """Whether an optimizer holds any of its parameters."""
+        size = len(session.owned)
+        found = known.get(module)
+        if found is None or found[0] != size:
+            found = known[module] = (size, any(id(p) in session.owned for p in module.parameters()))
+        return found[1]
 
     def call(self: Any, *args: Any, **kwargs: Any) -> Any:
         clock = session.clock
         stack = clock.stack
         top = stack[-1]
-        if (top != "rest" and top != "optimizer") or clock.thread != get_ident():
+        if top not in OUTSIDE or clock.thread != get_ident():
             return original(self, *args, **kwargs)
         own = owns(self)
         if grad_enabled() and (self.training or not own or id(self) not in trained):
@@ -94,6 +102,24 @@ def _modules(session: Session, torch: Any) -> None:
             clock.leave()
 
     torch.nn.Module.__call__ = call
+    _not_compiled(torch, call)
+
+
+def _not_compiled(torch: Any, function: Any) -> None:
+    """Dynamo is not to compile this frame, only what it calls: as it does with torch's own ``Module.__call__``.
+
+    Told when the program first asks for a compiler: importing Dynamo takes seconds, and most programs never do.
+    """
+    original = torch.compile
+
+    @functools.wraps(original)
+    def compile(*args: Any, **kwargs: Any) -> Any:
+        from torch._dynamo.eval_frame import skip_code
+
+        skip_code(function.__code__)
+        return original(*args, **kwargs)
+
+    torch.compile = compile
 
 
 def _closer(session: Session, original: Any, module: Any, args: Any, kwargs: Any) -> Any:
@@ -164,6 +190,7 @@ def _loaders(session: Session, torch: Any) -> None:
         clock = session.clock
         if clock.thread != get_ident() or clock.stack[-1] == "data_wait":
             return following(self)
+        clock.stack[0] = "rest"
         clock.enter("data_wait")
         began = time.perf_counter() if self.__dict__.pop("_perftrain_first", False) else 0.0
         try:
@@ -189,7 +216,7 @@ def _loaders(session: Session, torch: Any) -> None:
         clock.enter("data_wait")
         try:
             iterator = loader_iter(self)
-            iterator._perftrain_first = True
+            iterator.__dict__["_perftrain_first"] = True
             return iterator
         finally:
             clock.leave()
@@ -300,11 +327,14 @@ def _skippable(session: Session, original: Any) -> Any:
 def _extras(session: Session, torch: Any) -> None:
     """Features that cost time by themselves: they are counted where they are used."""
     import torch.utils.checkpoint as checkpointing
+    from torch.compiler import is_compiling
 
     original = checkpointing.checkpoint
 
     @functools.wraps(original)
     def checkpoint(function: Any, *args: Any, **kwargs: Any) -> Any:
+        if is_compiling():
+            return original(function, *args, **kwargs)
         session.counts["recomputed_blocks"] += 1
         if session.turns is not None and session.turns.without_recompute:
             for name in ("use_reentrant", "preserve_rng_state", "context_fn", "determinism_check", "debug", "early_stop"):

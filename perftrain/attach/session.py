@@ -10,7 +10,7 @@ import os
 import resource
 import sys
 import time
-from collections import Counter
+from collections import Counter, defaultdict
 from pathlib import Path
 from typing import Any
 
@@ -45,13 +45,14 @@ class Session:
         self.owned: set[int] = set()
         self.roots: dict[int, Any] = {}
         self.counts: Counter[str] = Counter()
-        self.sums: Counter[str] = Counter()
+        self.sums: dict[str, float] = defaultdict(float)
         self.trace = Trace(self)
         self.turns = Turns(self) if self.orders.probes else None
         self.traced_rows: set[int] = set()
         self.rss: list[tuple[int, int]] = []
         self.state: dict[str, Any] = {}
         self.first_step_s = 0.0
+        self.before: tuple[dict[str, float], dict[str, float], int] = ({}, {}, 0)
         self.stop_at: int | None = None
         self.saved = False
         self._status_s = 0.0
@@ -91,7 +92,7 @@ class Session:
         if done == WARM_STEPS and self.sampler is None:
             self.sampler = Sampler(self.clock.thread, lambda: self.clock.phase)
             self.sampler.start()
-            self._counted_from = (Counter(self.counts), Counter(self.sums), done)
+            self.before = (dict(self.counts), dict(self.sums), done)
         if now - self._status_s > STATUS_EVERY_S:
             self._say_status(done, now)
         if self.turns is not None:
@@ -143,7 +144,7 @@ class Session:
         if phase == "start":
             self._gc_began = time.perf_counter()
         elif self.clock.here() and self.clock.rows:
-            self.sums["gc_s"] += time.perf_counter() - self._gc_began  # type: ignore[assignment]
+            self.sums["gc_s"] += time.perf_counter() - self._gc_began
             self.counts["gc"] += 1
             self.counts["gc_full"] += info["generation"] == 2
 
@@ -161,6 +162,8 @@ class Session:
         if self.saved or os.getpid() != self.pid:
             return
         self.saved = True
+        if self.turns is not None:
+            self.turns.close()
         self.fetching.flush(True)
         if self.sampler is not None:
             self.sampler.stop()

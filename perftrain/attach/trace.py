@@ -12,6 +12,9 @@ if TYPE_CHECKING:
     from perftrain.attach.session import Session
 
 LEAST_STEPS, ENOUGH_S, MOST_STEPS = 2, 0.5, 20
+PHASE_SPAN = "perftrain::"
+COMPILED = ("Torch-Compiled Region", "CompiledFunctionBackward", "CompiledFxGraph")
+LAYOUT = ("aten::contiguous", "aten::clone")
 TINY_S = 20e-6
 """An operation shorter than this costs about as much to launch as to do."""
 
@@ -22,6 +25,7 @@ class Trace:
     def __init__(self, session: Session) -> None:
         self.session = session
         self.running = self.taken = False
+        self._open: list[Any] = []
         self.steps, self._began = 0, 0.0
         self.result: dict[str, Any] = {}
         self._profiler: Any = None
@@ -44,7 +48,18 @@ class Trace:
         except RuntimeError as error:  # the program profiles itself
             self.result = {"failed": str(error)}
             return
+        self.session.clock.mark = self._mark
         self.running, self._began = True, time.perf_counter()
+
+    def _mark(self, phase: str | None) -> None:
+        """A span for each phase, so that operations can be told by phase."""
+        from torch.profiler import record_function
+
+        if phase is None:
+            if self._open:
+                self._open.pop().__exit__(None, None, None)
+        else:
+            self._open.append(record_function(PHASE_SPAN + phase).__enter__())
 
     def step_done(self) -> None:
         self.steps += 1
@@ -69,7 +84,7 @@ class Trace:
                 tensor.register_hook(lambda _, seen=seen: seen.update(used=True))
 
     def finish(self) -> None:
-        self.running = False
+        self.running, self.session.clock.mark = False, None
         wall_s = time.perf_counter() - self._began
         try:
             self._profiler.__exit__(None, None, None)
@@ -85,7 +100,7 @@ class Trace:
 
 
 def by_operation(events: Any) -> dict[str, Any]:
-    """Own time, calls, FLOP by operation and dtype; how much of it is in operations of a few microseconds."""
+    """Own time, calls, FLOP by phase, operation and dtype; how much of it is in operations of a few microseconds."""
     spans = defaultdict(list)
     device: dict[str, float] = defaultdict(float)
     for event in events:
@@ -93,24 +108,40 @@ def by_operation(events: Any) -> dict[str, Any]:
             device[event.name()] += event.duration_ns() / 1e9
         else:
             spans[event.start_thread_id()].append((event.start_ns(), -event.duration_ns(), event))
-    ops: dict[tuple[str, str], list[float]] = defaultdict(lambda: [0, 0.0, 0.0, 0, 0.0])
+    ops: dict[tuple[str, str, str], list[float]] = defaultdict(lambda: [0, 0.0, 0.0, 0, 0.0])
     for thread in spans.values():
         thread.sort(key=lambda span: span[:2])
         _own_times(thread, ops)
-    rows = [[name, dtype, *values] for (name, dtype), values in ops.items()]
+    phases = {name.removeprefix(PHASE_SPAN): 0.0 for _, name, _ in ops if name.startswith(PHASE_SPAN)}
+    rows = [[name, dtype, *values, phase] for (phase, name, dtype), values in ops.items() if not name.startswith(PHASE_SPAN)]
     rows.sort(key=lambda row: -row[3])
-    return {"operations": rows[:150], "calls": sum(row[2] for row in rows), "own_s": sum(row[3] for row in rows),
-            "tiny_calls": sum(row[5] for row in rows), "tiny_s": sum(row[6] for row in rows), "device_s": dict(device)}  # fmt: skip
+    for thread in spans.values():
+        for _, negative, event in thread:
+            if event.name().startswith(PHASE_SPAN):
+                phases[event.name().removeprefix(PHASE_SPAN)] -= negative / 1e9
+    return {
+        "operations": rows[:200], "phase_s": phases, "device_s": dict(device),
+        "compiled_s": sum(_inside(t, COMPILED) for t in spans.values()), "layout_s": sum(_inside(t, LAYOUT) for t in spans.values()),
+    }  # fmt: skip
 
 
-def _own_times(thread: list[tuple[int, int, Any]], ops: dict[tuple[str, str], list[float]]) -> None:
-    """Add each span's time without that of the spans inside it."""
-    open_spans: list[list[Any]] = []  # end, own ns, event
+def _inside(thread: list[tuple[int, int, Any]], words: tuple[str, ...]) -> float:
+    """Seconds inside spans with one of these words in their names."""
+    total, until = 0, 0
+    for start, negative, event in thread:
+        if start >= until and any(word in event.name() for word in words):
+            total, until = total - negative, start - negative
+    return total / 1e9
+
+
+def _own_times(thread: list[tuple[int, int, Any]], ops: dict[tuple[str, str, str], list[float]]) -> None:
+    """Add each span's time without that of the spans inside it, under the innermost phase around it."""
+    open_spans: list[list[Any]] = []  # end, own ns, event, phase
 
     def close() -> None:
-        _, own_ns, event = open_spans.pop()
+        _, own_ns, event, phase = open_spans.pop()
         dtype = next((d for d in event.dtypes() if d not in ("", "Scalar", "long int")), "") if hasattr(event, "dtypes") else ""
-        row = ops[(event.name(), dtype)]
+        row = ops[(phase, event.name(), dtype)]
         own_s = max(0, own_ns) / 1e9
         row[0] += 1
         row[1] += own_s
@@ -124,6 +155,8 @@ def _own_times(thread: list[tuple[int, int, Any]], ops: dict[tuple[str, str], li
             close()
         if open_spans:
             open_spans[-1][1] += negative
-        open_spans.append([start - negative, -negative, event])
+        name = event.name()
+        around = open_spans[-1][3] if open_spans else "rest"
+        open_spans.append([start - negative, -negative, event, name.removeprefix(PHASE_SPAN) if name.startswith(PHASE_SPAN) else around])
     while open_spans:
         close()

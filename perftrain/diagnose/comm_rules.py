@@ -30,7 +30,12 @@ def comm_causes(seen: Seen) -> Iterator[Cause]:
         *top_evidence(seen, "communication"),
     ]
     if calls >= 8 and sent / calls < SMALL_BYTES:
-        edit = by_edit("exchange all gradients in one flat tensor (torch._utils._flatten_dense_tensors), or wrap the model in DistributedDataParallel", 0.8 * upper, upper, "one exchange instead of many small ones")
+        edit = by_edit(
+            "exchange all gradients in one flat tensor (torch._utils._flatten_dense_tensors), or wrap the model in DistributedDataParallel",
+            0.8 * upper,
+            upper,
+            "one exchange instead of many small ones",
+        )
         yield cause(Bottleneck.COMM_SYNC, saved(upper), upper, 0.85, lines, top_line(seen, "communication"), [edit])
         return
     yield _volume(seen, upper, lines)
@@ -42,8 +47,18 @@ def _volume(seen: Seen, upper: float, lines: list[str | Evidence]) -> Cause:
     if once and once.blocks and once.low > 1.03:
         tries.append(by_probe("no_sync", once))
         upper = once.speedup
-        lines.append(f"gradients are exchanged in each of {seen.backwards_per_step:.0f} backward passes of a step; only in the last, in turns: {once.speedup:.2f}×")
-    tries.append(by_edit("exchange 16-bit gradients: ddp.register_comm_hook(None, default_hooks.bf16_compress_hook)", 1.0, 1 + 0.5 * (upper - 1), "half the bytes"))
+        lines.append(
+            f"gradients are exchanged in each of {seen.backwards_per_step:.0f} backward passes of a step; only in the "
+            f"last, in turns: {once.speedup:.2f}×"
+        )
+    tries.append(
+        by_edit(
+            "exchange 16-bit gradients: ddp.register_comm_hook(None, default_hooks.bf16_compress_hook)",
+            1.0,
+            1 + 0.5 * (upper - 1),
+            "half the bytes",
+        )
+    )
     return cause(Bottleneck.COMM_VOLUME, saved(upper), upper, 0.85, lines, top_line(seen, "communication", "backward"), tries)
 
 
@@ -54,7 +69,14 @@ def _imbalance(seen: Seen) -> Cause | None:
         each = Seen(process, folder=seen.folder)
         waits = each.phase_s("communication")
         busy = sum(each.phase_s(p, 1) for p in each.phases)
-        own.append((each.process.get("rank", 0), each.step_s, waits, busy + each.phase_s("data_wait") - each.phase_s("data_wait", 1) + _asleep(each)))
+        own.append(
+            (
+                each.process.get("rank", 0),
+                each.step_s,
+                waits,
+                busy + each.phase_s("data_wait") - each.phase_s("data_wait", 1) + _asleep(each),
+            )
+        )
     if len(own) < 2:
         return None
     slowest = max(own, key=lambda o: o[3])
@@ -62,8 +84,15 @@ def _imbalance(seen: Seen) -> Cause | None:
     upper = slowest[3] / max(1e-9, mean)
     if upper < 1.2:
         return None
-    lines = [f"rank {slowest[0]} works {milliseconds(slowest[3])} a step, the ranks on average {milliseconds(mean)}: the others wait for it"]
-    edit = by_edit("give every rank the same amount of work (equal numbers of samples and tokens, one-rank work spread or dropped)", 0.85 * upper, upper, "nobody waits for the slowest")
+    lines = [
+        f"rank {slowest[0]} works {milliseconds(slowest[3])} a step, the ranks on average {milliseconds(mean)}: the others wait for it"
+    ]
+    edit = by_edit(
+        "give every rank the same amount of work (equal numbers of samples and tokens, one-rank work spread or dropped)",
+        0.85 * upper,
+        upper,
+        "nobody waits for the slowest",
+    )
     return cause(Bottleneck.COMM_IMBALANCE, saved(upper), upper, 0.8, lines, top_line(seen, "communication", "backward"), [edit])
 
 

@@ -5,13 +5,13 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from perftrain.diagnose.finding import NOTABLE, bound, by_edit, by_probe, by_switch, cause, milliseconds, saved, top_evidence, top_line
-from perftrain.diagnose.seen import CONVERSION, CONVOLUTION, MATMUL, Probe, Seen
+from perftrain.diagnose.seen import CONVOLUTION, MATMUL, Probe, Seen
 from perftrain.facts import Bottleneck, Cause, Evidence, Try
 
 
 def compute_causes(seen: Seen) -> Iterator[Cause]:
-    for rule in (_anomaly, _recomputing, _deterministic, _unused_forward, _unused_gradients, _threads, _recompiling, _graph_breaks, _optimizer,
-                 _precision, _layout, _memory_or_launch):  # fmt: skip
+    for rule in (_anomaly, _recomputing, _deterministic, _unused_forward, _unused_gradients, _threads, _recompiling, _graph_breaks,
+                 _optimizer, _precision, _layout, _memory_or_launch):  # fmt: skip
         found = rule(seen)
         if found is not None and found.upper_bound >= NOTABLE:
             yield found
@@ -65,7 +65,8 @@ def _unused_forward(seen: Seen) -> Cause | None:
         f"they take {share:.0%} of the step",
         *top_evidence(seen, "forward", least=0.3),
     ]
-    edit = by_edit("drop the forward pass whose result is not used; put it under torch.no_grad() if only its value is wanted", bound(share * 0.8), bound(share),
+    edit = by_edit("drop the forward pass whose result is not used; put it under torch.no_grad() if only its value is "
+        "wanted", bound(share * 0.8), bound(share),
                    "work that nobody uses")  # fmt: skip
     return cause(Bottleneck.COMPUTE_REDUNDANT, share, bound(share), 0.85, lines, _root_call(seen), [edit])
 
@@ -85,7 +86,12 @@ def _unused_gradients(seen: Seen) -> Cause | None:
     if unused < 0.2 or bound(share) < NOTABLE:
         return None
     lines = [f"{unused:.0%} of the parameters get gradients, but no optimizer holds them ({', '.join(found.get('unused', []))}, ...)"]
-    edit = by_edit("parameter.requires_grad_(False) for what is not trained; run the frozen part under torch.no_grad()", bound(share * 0.5), bound(2 * share), "their gradients are computed for nothing")
+    edit = by_edit(
+        "parameter.requires_grad_(False) for what is not trained; run the frozen part under torch.no_grad()",
+        bound(share * 0.5),
+        bound(2 * share),
+        "their gradients are computed for nothing",
+    )
     return cause(Bottleneck.COMPUTE_REDUNDANT, share, bound(share), 0.6, lines, "", [edit])
 
 
@@ -95,7 +101,10 @@ def _threads(seen: Seen) -> Cause | None:
     if probe is None or probe.low < 1.05:
         return None
     to = seen.cores if seen.threads != seen.cores else 1
-    lines = [f"torch computes with {seen.threads} thread{'s' * (seen.threads != 1)} on {seen.cores} cores", f"with {to}, in turns: {probe.speedup:.2f}×"]
+    lines = [
+        f"torch computes with {seen.threads} thread{'s' * (seen.threads != 1)} on {seen.cores} cores",
+        f"with {to}, in turns: {probe.speedup:.2f}×",
+    ]
     where = top_line(seen, "forward")
     return cause(Bottleneck.THREADS_CONFIG, saved(probe.speedup), probe.speedup, 0.9, lines, where, [by_probe("threads", probe)])
 
@@ -118,11 +127,16 @@ def _recompiling(seen: Seen) -> Cause | None:
     upper = whole / max(1e-9, usual * len(times))
     share = max(0.0, min(0.99, late / max(1e-9, whole)))
     lines = [
-        f"{number} compilations after the first steps took {late:.1f} s, {share:.0%} of the time; a step without one takes {milliseconds(usual)}",
+        f"{number} compilations after the first steps took {late:.1f} s, {share:.0%} of the time; a step without one "
+        f"takes {milliseconds(usual)}",
         f"compiled again and again: {', '.join(compiling.get('names', [])[:2])}",
-        f"the limit of recompilations was reached {compiling['limit_hits']} times; from then on the code runs uncompiled" if compiling.get("limit_hits") else "",
+        f"the limit of recompilations was reached {compiling['limit_hits']} times; from then on the code runs uncompiled"
+        if compiling.get("limit_hits")
+        else "",
     ]
-    edit = by_edit("torch.compile(..., dynamic=True), or pad inputs to a few fixed shapes", 0.5 * upper, upper, "one compilation serves all shapes")
+    edit = by_edit(
+        "torch.compile(..., dynamic=True), or pad inputs to a few fixed shapes", 0.5 * upper, upper, "one compilation serves all shapes"
+    )
     where = next(iter(compiling.get("names", [])), "").split(" ")[0]
     return cause(Bottleneck.COMPILE_RECOMPILE, share, max(upper, bound(share)), 0.95, lines, seen.relative(where), [edit])
 
@@ -130,14 +144,20 @@ def _recompiling(seen: Seen) -> Cause | None:
 def _graph_breaks(seen: Seen) -> Cause | None:
     compiling = seen.process.get("compiling") or {}
     breaks = compiling.get("graph_breaks") or {}
-    eager = seen.trace.get("eager_share")
-    if not breaks or eager is None or compiling.get("late", 0) >= 2:
+    phases = seen.trace.get("phase_s") or {}
+    computing_s = phases.get("forward", 0.0) + phases.get("backward", 0.0)
+    if not breaks or not computing_s or compiling.get("late", 0) >= 4:
         return None
-    share = eager * 0.6
+    eager = max(0.0, 1 - seen.trace.get("compiled_s", 0.0) / computing_s) * seen.share("forward", "backward")
+    share = eager * 0.7
     if bound(share) < NOTABLE:
         return None
-    lines = [f"{sum(breaks.values())} graph breaks leave {eager:.0%} of the step outside of the compiled code", *[f"graph break: {b}" for b in list(breaks)[:2]]]
-    edit = by_edit("take what breaks the graph out of the compiled function (printing, .item(), data-dependent branches); torch._dynamo.explain names the lines",
+    lines = [
+        f"{sum(breaks.values())} graph breaks leave {eager:.0%} of the step outside of the compiled code",
+        *[f"graph break: {b}" for b in list(breaks)[:2]],
+    ]
+    edit = by_edit("take what breaks the graph out of the compiled function (printing, .item(), data-dependent "
+        "branches); torch._dynamo.explain names the lines",
                    bound(share * 0.5), bound(share), "one graph is fused and has no Python in between")  # fmt: skip
     return cause(Bottleneck.COMPILE_GRAPH_BREAK, share, bound(share), 0.7, lines, "", [edit])
 
@@ -152,21 +172,38 @@ def _optimizer(seen: Seen) -> Cause | None:
     tries: list[Try] = []
     upper = bound(whole * 0.9 if sparse else share * 0.7)
     if sparse:
-        tries.append(by_edit("Embedding(..., sparse=True) with torch.optim.SparseAdam for the tables", 0.75 * upper, upper, f"only {gradients['embedding_touched']:.1%} of the rows get a gradient"))
+        tries.append(
+            by_edit(
+                "Embedding(..., sparse=True) with torch.optim.SparseAdam for the tables",
+                0.75 * upper,
+                upper,
+                f"only {gradients['embedding_touched']:.1%} of the rows get a gradient",
+            )
+        )
     if fused is not None and fused.low > 1.03:
         tries.append(by_probe("fused", fused))
         upper = max(upper, fused.speedup) if sparse else fused.speedup
+    elif fused is None and not sparse and _fusible(seen):
+        upper = bound(share * 0.5)
+        tries.append(by_switch("fused", 1.0, upper, "one pass over all parameters"))
     elif not sparse:
-        upper = bound(share * 0.5) if share > 0.3 else 1.0
+        upper = 1.0
     if share < 0.1 or upper < NOTABLE:
         return None
     about = (seen.process.get("optimizers") or [{}])[0]
     lines: list[str | Evidence] = [
-        f"the optimizer takes {share:.0%} of the step ({about.get('class', '')}, {about.get('parameters', 0):,} parameters in {about.get('tensors', 0)} tensors)",
-        f"only {gradients['embedding_touched']:.1%} of the rows of the embedding tables get a gradient, and all are updated" if sparse else "",
+        f"the optimizer takes {share:.0%} of the step ({about.get('class', '')}, {about.get('parameters', 0):,} "
+        f"parameters in {about.get('tensors', 0)} tensors)",
+        f"only {gradients['embedding_touched']:.1%} of the rows of the embedding tables get a gradient, and all are updated"
+        if sparse
+        else "",
         f"fused, in turns: {fused.speedup:.2f}×" if fused else "",
     ]
     return cause(Bottleneck.OPTIMIZER_STEP, whole, upper, 0.85, lines, top_line(seen, "optimizer"), tries)
+
+
+def _fusible(seen: Seen) -> bool:
+    return any(o.get("can_fuse") and not o.get("fused") for o in seen.process.get("optimizers") or [])
 
 
 # --- numbers ---
@@ -175,63 +212,85 @@ def _precision(seen: Seen) -> Cause | None:
     if doubles > 0.2:
         upper = bound(doubles * 0.55)
         lines = [f"products and convolutions in float64 take {doubles:.0%} of the step"]
-        return cause(Bottleneck.COMPUTE_PRECISION, doubles, upper, 0.8, lines, top_line(seen, "forward"), [
-            by_edit("train in float32 (torch.set_default_dtype, dtype of the data)", bound(doubles * 0.4), bound(doubles * 0.9), "half the bytes, twice the numbers per instruction")])  # fmt: skip
+        edit = by_edit(
+            "train in float32 (torch.set_default_dtype, dtype of the data)",
+            bound(doubles * 0.4),
+            bound(doubles * 0.9),
+            "half the bytes a number",
+        )
+        return cause(Bottleneck.COMPUTE_PRECISION, doubles, upper, 0.8, lines, top_line(seen, "forward"), [edit])
     probe = measured(seen, "amp")
     single = seen.operation_share((*MATMUL, *CONVOLUTION), ("float", "TensorList"), without=("foreach", "embedding"))
     if probe is None or probe.low < 1.03:
         return None
-    lines = [f"products and convolutions in float32 take {single:.0%} of the step", f"under bfloat16 autocast, in turns: {probe.speedup:.2f}×"]
-    return cause(Bottleneck.COMPUTE_PRECISION, saved(probe.speedup), probe.speedup, 0.9, lines, top_line(seen, "forward"), [by_probe("amp", probe)])
+    lines = [
+        f"products and convolutions in float32 take {single:.0%} of the step",
+        f"under bfloat16 autocast, in turns: {probe.speedup:.2f}×",
+    ]
+    return cause(
+        Bottleneck.COMPUTE_PRECISION, saved(probe.speedup), probe.speedup, 0.9, lines, top_line(seen, "forward"), [by_probe("amp", probe)]
+    )
 
 
 def _layout(seen: Seen) -> Cause | None:
     probe = measured(seen, "channels_last")
-    conversions = seen.operation_share(CONVERSION, big=True)
+    conversions = seen.trace.get("layout_s", 0.0) / max(1e-9, seen.trace.get("wall_s") or 1e9)
     if probe is not None and probe.low > 1.03:
-        lines = [f"convolutions take {seen.operation_share(CONVOLUTION):.0%} of the step, on tensors in channels-first order", f"channels last, in turns: {probe.speedup:.2f}×"]
-        return cause(Bottleneck.COMPUTE_LAYOUT, saved(probe.speedup), probe.speedup, 0.85, lines, top_line(seen, "forward"), [by_probe("channels_last", probe)])
+        lines = [
+            f"convolutions take {seen.operation_share(CONVOLUTION):.0%} of the step, on tensors in channels-first order",
+            f"channels last, in turns: {probe.speedup:.2f}×",
+        ]
+        return cause(
+            Bottleneck.COMPUTE_LAYOUT,
+            saved(probe.speedup),
+            probe.speedup,
+            0.85,
+            lines,
+            top_line(seen, "forward"),
+            [by_probe("channels_last", probe)],
+        )
     if conversions > 0.25:
         upper = bound(conversions * 0.7)
-        lines = [f"copying tensors into another layout or type takes {conversions:.0%} of the step"]
-        edit = by_edit("keep one memory format and one dtype through the model; convert once, at its input", bound(conversions * 0.4), upper, "a conversion that is not made costs nothing")
+        lines = [f"copying tensors into another memory layout takes {conversions:.0%} of the step"]
+        edit = by_edit(
+            "keep one memory format and one order of dimensions through the model; convert once, at its input",
+            bound(conversions * 0.4),
+            upper,
+            "a conversion that is not made costs nothing",
+        )
         return cause(Bottleneck.COMPUTE_LAYOUT, conversions, upper, 0.5, lines, top_line(seen, "forward"), [edit])
     return None
-
-
-def launch_share(seen: Seen) -> float:
-    """Part of forward and backward that is not spent in operations long enough to matter: launching them, and Python."""
-    wall = seen.trace.get("wall_s") or 0.0
-    if not wall:
-        return 0.0
-    big = sum(o[3] - o[6] for o in seen.operations)
-    computing = seen.share("forward", "backward")
-    others = 1 - computing
-    return max(0.0, computing - max(0.0, big / wall - others * 0.5))
 
 
 def _memory_or_launch(seen: Seen) -> Cause | None:
     """Both are cured by fusing; which it is depends on how long the operations are."""
     probe = measured(seen, "compile")
-    launching, moving = launch_share(seen), seen.elementwise_share
+    launching, moving = seen.launch_share, seen.elementwise_share
     computing = seen.share("forward", "backward")
     per_call = computing * seen.step_s / max(1.0, seen.calls_per_step)
-    tries = [by_probe("compile", probe)] if probe is not None and probe.low > 1.05 else []
-    if launching > moving and launching > 0.35 * computing and seen.calls_per_step > 300:
-        upper = max(probe.speedup if probe else 1.0, bound(launching * 0.8))
+    helps = probe is not None and probe.low > 1.1
+    tries = [by_probe("compile", probe)] if probe is not None and helps else []
+    if launching > moving and launching > 0.4 * computing and seen.calls_per_step > 300 and not _library_loop(seen):
+        upper = max(probe.speedup if probe else 1.0, bound(launching * 0.95))
         lines: list[str | Evidence] = [
-            f"a step calls {seen.calls_per_step:,.0f} operations, {1e6 * per_call:.0f} us each on average: launching them is about {launching:.0%} of the step",
+            f"a step calls {seen.calls_per_step:,.0f} operations, {1e6 * per_call:.0f} us each on average: launching "
+            f"them is about {launching:.0%} of the step",
             *top_evidence(seen, "forward", least=0.15),
         ]
-        edit = by_edit("one operation over the whole sequence or batch instead of a Python loop of small ones (nn.LSTM instead of cells, batched matmul, torch.nn.functional)",
-                       bound(launching * 0.5), bound(launching * 0.9), "fewer, larger operations")  # fmt: skip
-        return cause(Bottleneck.LAUNCH_OVERHEAD, launching, upper, 0.75, lines, top_line(seen, "forward"), [*tries, edit])
-    if probe is not None and probe.low > 1.05 and moving > 0.2:
-        lines = [f"operations that only move and change numbers one by one take {moving:.0%} of the step", f"compiled (fused), in turns: {probe.speedup:.2f}×"]
+        edit = by_edit("one operation over the whole sequence or batch instead of a Python loop of small ones "
+            "(nn.LSTM instead of cells, batched matmul, torch.nn.functional)",
+                       bound(launching * 0.5), bound(launching * 0.95), "fewer, larger operations")  # fmt: skip
+        return cause(Bottleneck.LAUNCH_OVERHEAD, launching, upper, 0.7, lines, top_line(seen, "forward"), [*tries, edit])
+    if probe is not None and helps and moving > 0.3:
+        lines = [
+            f"operations that only move and change numbers one by one take {moving:.0%} of the step",
+            f"compiled (fused), in turns: {probe.speedup:.2f}×",
+        ]
         return cause(Bottleneck.COMPUTE_MEMORY_BOUND, saved(probe.speedup), probe.speedup, 0.85, lines, top_line(seen, "forward"), tries)
-    if probe is None and moving > 0.45 and not seen.process.get("compiling", {}).get("frames"):
-        upper = bound(moving * 0.6)
-        lines = [f"operations that only move and change numbers one by one take {moving:.0%} of the step"]
-        return cause(Bottleneck.COMPUTE_MEMORY_BOUND, moving, upper, 0.55, lines, top_line(seen, "forward"),
-                     [by_switch("compile", bound(moving * 0.3), upper, "a compiler fuses them: one pass over memory instead of many")])  # fmt: skip
     return None
+
+
+def _library_loop(seen: Seen) -> bool:
+    """A recurrent layer of torch itself, which is a loop of small operations inside torch: nothing that the user wrote."""
+    roots = seen.process.get("roots") or []
+    return any(r.get("recurrent") for r in roots) and not any(r.get("cells") for r in roots)

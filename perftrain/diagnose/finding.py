@@ -18,7 +18,13 @@ def bound(share: float) -> float:
 
 
 def cause(
-    label: Bottleneck, share: float, upper: float, confidence: float, evidence: Sequence[str | Evidence], where: str = "", tries: Sequence[Try] = ()
+    label: Bottleneck,
+    share: float,
+    upper: float,
+    confidence: float,
+    evidence: Sequence[str | Evidence],
+    where: str = "",
+    tries: Sequence[Try] = (),
 ) -> Cause:
     lines = tuple(e if isinstance(e, Evidence) else Evidence(e) for e in evidence if e)
     return Cause(label, min(1.0, max(0.0, share)), upper, confidence, lines, where, tuple(tries))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import statistics
 from collections.abc import Iterator
 
 from perftrain.diagnose.finding import NOTABLE, bound, by_edit, by_probe, cause, milliseconds, saved, source_of, top_evidence, top_line
@@ -39,10 +40,18 @@ def _now_and_then(seen: Seen, phase: str, label: Bottleneck, edit: str) -> Cause
     every = (at[-1] - at[0]) / (len(at) - 1) if len(at) > 1 else float(len(rows))
     each = seen.phase_s(phase) * every
     lines: list[str | Evidence] = [
-        f"{phase} takes {share:.0%} of the time: {milliseconds(each)} every {every:.0f} steps, as long as {each / max(1e-9, seen.step_s * (1 - share)):.1f} training steps",
+        f"{phase} takes {share:.0%} of the time: {milliseconds(each)} every {every:.0f} steps, as long as "
+        f"{each / max(1e-9, seen.step_s * (1 - share)):.1f} training steps",
         *top_evidence(seen, phase),
     ]
-    tries = [by_edit(f"{edit} (every {10 * max(1, round(every))} steps instead of {max(1, round(every))})", bound(share * 0.8), upper, "the same work is done a tenth as often")]
+    tries = [
+        by_edit(
+            f"{edit} (every {10 * max(1, round(every))} steps instead of {max(1, round(every))})",
+            bound(share * 0.8),
+            upper,
+            "the same work is done a tenth as often",
+        )
+    ]
     return cause(label, share, upper, 0.9, lines, top_line(seen, phase), tries)
 
 
@@ -70,12 +79,21 @@ def _garbage(seen: Seen) -> Iterator[Cause]:
         *[e for e in top_evidence(seen, "rest") if "collect" in e.line],
     ]
     tries = [by_probe("no_gc", probe)] if probe and not probe.error else []
-    tries.append(by_edit("take gc.collect() out of the loop; gc.freeze() after loading the data", bound(share * 0.9), bound(share), "the collections are what takes the time"))
+    tries.append(
+        by_edit(
+            "take gc.collect() out of the loop; gc.freeze() after loading the data",
+            bound(share * 0.9),
+            bound(share),
+            "the collections are what takes the time",
+        )
+    )
     yield cause(Bottleneck.HOST_PYTHON, share, upper, 0.9, lines, _collect_line(seen) or top_line(seen, "rest"), tries)
 
 
 def _collect_line(seen: Seen) -> str:
-    return next((where for where, _, _ in seen.lines("rest", "forward", "backward", "data_wait") if "collect" in source_of(seen, where)), "")
+    return next(
+        (where for where, _, _ in seen.lines("rest", "forward", "backward", "data_wait") if "collect" in source_of(seen, where)), ""
+    )
 
 
 # --- between the phases ---
@@ -84,18 +102,36 @@ def _between(seen: Seen) -> Iterator[Cause]:
     gc_s = min(seen.count("gc_s", "sums"), seen.phase_s("rest"))
     rest_s = seen.phase_s("rest") + seen.phase_s("sync") - gc_s
     share = rest_s / max(1e-9, seen.step_s) - _saving_share(seen)
+    samples = [s for s in seen.samples if s.phase in ("rest", "sync") and "collect" not in _source(seen, s)]
+    late = [s for s in seen.samples if s.phase == "loss" and _foreign_to_loss(seen, s)]
+    if late:  # between the forward and the backward pass
+        share += seen.share("loss") * sum(s.seconds for s in late) / max(1e-9, sum(s.seconds for s in seen.samples if s.phase == "loss"))
+        samples += late
     if bound(share) < NOTABLE:
         return
-    samples = [s for s in seen.samples if s.phase in ("rest", "sync") and "collect" not in _source(seen, s)]
     whole = sum(s.seconds for s in samples)
+    if whole < 0.3:  # too short a look to say which line
+        return
     groups = {"storage": 0.0, "decode": 0.0, "sync": 0.0, "python": 0.0}
     for sample in samples:
         groups[_kind(seen, sample)] += sample.seconds
-    labels = {"storage": Bottleneck.INPUT_STORAGE, "decode": Bottleneck.INPUT_DECODE, "sync": Bottleneck.HOST_SYNC, "python": Bottleneck.HOST_PYTHON}
+    labels = {
+        "storage": Bottleneck.INPUT_STORAGE,
+        "decode": Bottleneck.INPUT_DECODE,
+        "sync": Bottleneck.HOST_SYNC,
+        "python": Bottleneck.HOST_PYTHON,
+    }
     for kind, seconds in groups.items():
-        part = share * seconds / whole if whole else (share if kind == "python" else 0.0)
+        part = share * seconds / whole
         if bound(part) >= NOTABLE:
             yield _named(seen, kind, labels[kind], part, [s for s in samples if _kind(seen, s) == kind])
+
+
+def _foreign_to_loss(seen: Seen, sample: Sample) -> bool:
+    """Python, waiting and reading numbers back are not what a loss is made of."""
+    return (
+        sample.held_s > 0.5 * sample.seconds or sample.waited_s > 0.5 * sample.seconds or bool(READS_A_NUMBER.search(_source(seen, sample)))
+    )
 
 
 def _source(seen: Seen, sample: Sample) -> str:
@@ -103,7 +139,7 @@ def _source(seen: Seen, sample: Sample) -> str:
 
 
 def _kind(seen: Seen, sample: Sample) -> str:
-    waiting = sample.cpu_s < 0.3 * sample.seconds
+    waiting = sample.waited_s > 0.4 * sample.seconds
     source = _source(seen, sample)
     if waiting and any(w in sample.leaf[1] or f"{w}(" in source for w in WAITS) and not READS_A_NUMBER.search(source):
         return "storage"
@@ -130,7 +166,10 @@ def _named(seen: Seen, kind: str, label: Bottleneck, share: float, samples: list
     ordered = sorted(by_line.items(), key=lambda pair: -pair[1])[:3]
     whole = sum(by_line.values()) or 1.0
     upper = bound(share * 0.95)
-    lines: list[str | Evidence] = [f"{milliseconds(share * seen.step_s)} of every {milliseconds(seen.step_s)} step ({share:.0%}) is outside of loading, model and optimizer"]
+    lines: list[str | Evidence] = [
+        f"{milliseconds(share * seen.step_s)} of every {milliseconds(seen.step_s)} step ({share:.0%}) is outside of "
+        f"loading, model and optimizer"
+    ]
     lines += [Evidence(f"{s / whole:.0%} of it at {where}: {source_of(seen, where)}", where) for where, s in ordered if s > 0.15 * whole]
     tries = [by_edit(EDITS[kind], bound(share * 0.6), upper, "what is not done takes no time")]
     return cause(label, share, upper, 0.7, lines, ordered[0][0] if ordered else "", tries)
@@ -138,20 +177,21 @@ def _named(seen: Seen, kind: str, label: Bottleneck, share: float, samples: list
 
 # --- memory ---
 def _growth(seen: Seen) -> Iterator[Cause]:
-    slope = seen.growth_bytes_per_step
+    """Memory that grows for good, and steps that take longer for it."""
     times = seen.step_times()
     points = seen.process.get("rss") or []
-    if len(times) < 12 or len(points) < 6 or slope < 100_000:
+    first, second = seen.growth_bytes_per_step
+    if len(times) < 30 or len(points) < 12 or min(first, second) < 50_000 or not 0.3 < first / second < 3:
         return
-    grown = points[-1][1] / max(1, points[len(points) // 4][1])
     third = len(times) // 3
-    early, late = sorted(times[:third])[third // 2], sorted(times[-third:])[third // 2]
-    upper = max(1.0, (sum(times) / len(times)) / early)
-    if grown < 1.1 or (slope < 2_000_000 and late / early < 1.1):
+    early, late = statistics.median(times[:third]), statistics.median(times[-third:])
+    if late < 1.1 * early:
         return
+    upper = statistics.fmean(times) / statistics.fmean(times[:third])
     lines = [
-        f"the process grows by {slope / 1e6:.2g} MB with every step ({grown:.1f} times since the first steps)",
-        f"a step took {milliseconds(early)} in the first third and {milliseconds(late)} in the last" if late > 1.05 * early else "",
+        f"the process grows by {second / 1e6:.2g} MB with every step and does not stop",
+        f"a step took {milliseconds(early)} in the first third of what was seen and {milliseconds(late)} in the last",
     ]
-    tries = [by_edit("keep numbers, not tensors with their graphs: losses.append(loss.detach()) or loss.item()", 1.0, max(upper, late / early), "nothing of an old step stays alive")]
-    yield cause(Bottleneck.MEMORY_GROWTH, saved(late / early), max(upper, late / early, 1.0), 0.75, lines, "", tries)
+    edit = "keep numbers, not tensors with their graphs: losses.append(loss.detach()) or loss.item()"
+    tries = [by_edit(edit, 1.0, max(upper, late / early), "nothing of an old step stays alive")]
+    yield cause(Bottleneck.MEMORY_GROWTH, saved(late / early), max(upper, late / early), 0.75, lines, top_line(seen, "rest"), tries)

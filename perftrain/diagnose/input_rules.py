@@ -10,7 +10,24 @@ from perftrain.facts import Bottleneck, Cause, Evidence
 
 CHEAP_SAMPLE_S = 60e-6
 """A sample that takes less CPU time than this is not decoded, only picked."""
-DECODERS = ("PIL", "cv2", "torchvision", "skimage", "imageio", "av/", "librosa", "soundfile", "torchaudio", "gzip", "zlib", "lzma", "json", "pandas", "pyarrow", "h5py")
+DECODERS = (
+    "PIL",
+    "cv2",
+    "torchvision",
+    "skimage",
+    "imageio",
+    "av/",
+    "librosa",
+    "soundfile",
+    "torchaudio",
+    "gzip",
+    "zlib",
+    "lzma",
+    "json",
+    "pandas",
+    "pyarrow",
+    "h5py",
+)
 MOST_WORKERS = 16
 
 
@@ -60,8 +77,8 @@ def workers_gain(seen: Seen) -> tuple[float, int]:
     batches = max(1.0, sums["batches"])
     wall = (sums["wall_s"] + sums["collate_wall_s"]) / batches
     cpu = (sums["cpu_s"] + sums["collate_cpu_s"]) / batches
-    other_s = seen.step_s - seen.phase_s("data_wait")
-    other_cpu_s = seen.process_cpu_s - seen.phase_s("data_wait", 2)
+    other_s = beside_workers(seen, cpu)
+    other_cpu_s = alone(seen)[1]
     best = (1.0, seen.workers)
     for number in range(max(1, seen.workers), MOST_WORKERS + 1):
         wall_alone = max(cpu, wall - sums["delay_s"] / batches)
@@ -71,22 +88,52 @@ def workers_gain(seen: Seen) -> tuple[float, int]:
     return best
 
 
+def beside_workers(seen: Seen, cpu_s: float) -> float:
+    """Seconds of a step that has its batch at hand while workers spend ``cpu_s`` on the next one.
+
+    Where torch computes on all cores, a worker that takes one of them stalls the threads on the others too: about twice
+    its own time. Where workers run already, what they cost is known: they slow down the part of the step that they overlap.
+    """
+    quick, cpu_alone = alone(seen)
+    slow = seen.step_s - seen.phase_s("data_wait")
+    if seen.workers and slow > quick:
+        return min(quick + (slow - quick) * seen.step_s / slow, quick + 4 * cpu_s)
+    crowded = cpu_alone > 0.8 * seen.cores * quick
+    return quick + 2 * cpu_s if crowded else quick
+
+
+def alone(seen: Seen) -> tuple[float, float]:
+    """(seconds, CPU seconds) of a step that has its batch at hand: measured with cached batches, or what is left without the wait."""
+    other_s = seen.step_s - seen.phase_s("data_wait")
+    other_cpu_s = max(0.0, seen.process_cpu_s - seen.phase_s("data_wait", 2))
+    probe = seen.probes.get("cached_batches")
+    if probe is not None and probe.blocks and not probe.error and other_s > 0:
+        quick = min(other_s, seen.step_s / probe.speedup)
+        return quick, other_cpu_s * quick / other_s
+    return other_s, other_cpu_s
+
+
 def _storage(seen: Seen, share: float, blocked_share: float) -> Cause:
     sums = seen.fetching
     gain, number = workers_gain(seen)
     per_sample = blocked_s(seen) / max(1.0, sums["samples"])
     lines: list[str | Evidence] = [
         f"waiting for batches takes {share:.0%} of the step ({milliseconds(seen.phase_s('data_wait'))} of {milliseconds(seen.step_s)})",
-        f"{blocked_share:.0%} of the time to make a batch is neither computing nor queueing for a core: {milliseconds(per_sample)} a sample "
+        f"{blocked_share:.0%} of the time to make a batch is neither computing nor queueing for a core: "
+        f"{milliseconds(per_sample)} a sample "
         "waiting for storage or the network",
         *(top_evidence(seen, "worker") or top_evidence(seen, "data_wait")),
     ]
     tries = [by_switch("workers", max(1.02, 0.85 * gain), 1.1 * gain, f"{number} workers wait at the same time, not one after the other")]
     if seen.workers:
-        tries[0] = by_switch("workers", max(1.02, 0.85 * gain), 1.1 * gain, f"num_workers={number} instead of {seen.workers}: the waiting overlaps")
+        tries[0] = by_switch(
+            "workers", max(1.02, 0.85 * gain), 1.1 * gain, f"num_workers={number} instead of {seen.workers}: the waiting overlaps"
+        )
     if gain < 1.05:
         tries = []
-    tries.append(by_switch("local_copy", 1.0, bound(share), "a copy on a local disk has no such wait, if files are what is waited for"))
+    tries.append(
+        by_edit("copy the files to a local disk once, if files are what is waited for", 1.0, bound(share), "a local disk has no such wait")
+    )
     return cause(
         Bottleneck.INPUT_STORAGE, share, max(gain, 1.0) if gain > 1.1 else bound(share * blocked_share), 0.9, lines,
         top_line(seen, "worker") or top_line(seen, "data_wait"), tries,
@@ -110,10 +157,9 @@ def _decode(seen: Seen, share: float, per_sample_cpu: float) -> Cause:
     sums = seen.fetching
     batches = max(1.0, sums["batches"])
     cpu = (sums["cpu_s"] + sums["collate_cpu_s"]) / batches
-    other = max(seen.step_s - seen.phase_s("data_wait"), 1e-9)
-    other_cpu = max(0.0, seen.process_cpu_s - seen.phase_s("data_wait", 2))
-    # decoding at the size that is needed costs about a third (measured on photographs of several megapixels)
-    cheaper = seen.step_s / max(other, (cpu / 3 + other_cpu) / max(1, seen.cores) if seen.workers else other + cpu / 3)
+    other, other_cpu = alone(seen)
+    # decoding at the size that is needed costs about two fifths (measured on photographs of several megapixels)
+    cheaper = seen.step_s / max(other, (0.4 * cpu + other_cpu) / max(1, seen.cores) if seen.workers else other + 0.4 * cpu)
     lines: list[str | Evidence] = [
         f"waiting for batches takes {share:.0%} of the step, with {seen.workers} workers on {seen.cores} cores",
         f"a sample takes {milliseconds(per_sample_cpu)} of CPU time; making one batch takes {milliseconds(cpu)} of it",
@@ -121,7 +167,8 @@ def _decode(seen: Seen, share: float, per_sample_cpu: float) -> Cause:
     ]
     if workers_gain(seen)[0] < 1.1:
         lines.append("more workers have no core to run on")
-    tries = [by_edit("decode at the size that the model needs (PIL: Image.draft before convert), or shrink the files once beforehand", 0.7 * cheaper, cheaper,
+    tries = [by_edit("decode at the size that the model needs (PIL: Image.draft before convert), or shrink the files "
+        "once beforehand", 0.7 * cheaper, cheaper,
                      "the samples cost less CPU time")]  # fmt: skip
     return cause(Bottleneck.INPUT_DECODE, share, cheaper, 0.85, lines, where, tries)
 
@@ -130,10 +177,12 @@ def _collate(seen: Seen, share: float, per_sample_cpu: float, collate_part: floa
     upper = bound(share * 0.9)
     lines: list[str | Evidence] = [
         f"waiting for batches takes {share:.0%} of the step, though a sample takes only {1e6 * per_sample_cpu:.3g} us of CPU time",
-        f"a batch is picked together from {seen.samples_per_step:.0f} samples one by one; putting them together is {collate_part:.0%} of it",
+        f"a batch is picked together from {seen.samples_per_step:.0f} samples one by one; putting them together is "
+        f"{collate_part:.0%} of it",
         *top_evidence(seen, "data_wait"),
     ]
-    tries = [by_edit("index whole batches: DataLoader(dataset, sampler=BatchSampler(RandomSampler(dataset), batch_size, drop_last), batch_size=None)",
+    tries = [by_edit("index whole batches: DataLoader(dataset, sampler=BatchSampler(RandomSampler(dataset), "
+        "batch_size, drop_last), batch_size=None)",
                      0.75 * upper, upper, "one indexing call makes the batch; no Python for each sample")]  # fmt: skip
     return cause(Bottleneck.INPUT_COLLATE, share, upper, 0.85, lines, top_line(seen, "data_wait"), tries)
 
@@ -151,7 +200,8 @@ def _worker_restart(seen: Seen, share: float) -> Cause:
     epochs = seen.count("epochs")
     lost = share * seen.whole_step_s / max(1e-9, epochs)
     lines = [
-        f"{seen.workers} workers are started anew every {1 / max(1e-9, epochs):.0f} steps; until the first batch comes, {milliseconds(lost)} pass each time",
+        f"{seen.workers} workers are started anew every {1 / max(1e-9, epochs):.0f} steps; until the first batch "
+        f"comes, {milliseconds(lost)} pass each time",
         f"that is {share:.0%} of the time",
     ]
     upper = bound(share * 0.95)
@@ -174,13 +224,15 @@ def _padding(seen: Seen) -> Cause | None:
     if real > 0.75 or upper < NOTABLE:
         return None
     lines: list[str | Evidence] = [
-        f"{real:.0%} of the positions that the model computes on hold data, {1 - real:.0%} are padding (batches of {inputs[0]['rows']} × {inputs[0]['width']})",
+        f"{real:.0%} of the positions that the model computes on hold data, {1 - real:.0%} are padding (batches of "
+        f"{inputs[0]['rows']} × {inputs[0]['width']})",
         f"the longest row of a batch fills {longest:.0%} of its width",
         f"cut to the longest row, in turns with the batches as they are: {probe.speedup:.2f}×" if probe and not probe.error else "",
     ]
     tries = []
     if longest < 0.85:
-        tries.append(by_edit("pad each batch to its own longest row, not to a fixed length (collate_fn: torch.nn.utils.rnn.pad_sequence)", 0.9 * trimmed,
+        tries.append(by_edit("pad each batch to its own longest row, not to a fixed length (collate_fn: "
+            "torch.nn.utils.rnn.pad_sequence)", 0.9 * trimmed,
                              1.1 * trimmed, "positions that hold nothing are not computed"))  # fmt: skip
     tries.append(by_switch("length_buckets", 1.0, max(sorted_, trimmed), "batches of samples of like length need hardly any padding"))
     return cause(Bottleneck.PADDING_WASTE, saved(upper), upper, 0.85, lines, "", tries)

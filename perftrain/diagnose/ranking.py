@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from perftrain.diagnose.comm_rules import comm_causes
-from perftrain.diagnose.compute_rules import compute_causes, launch_share, measured
+from perftrain.diagnose.compute_rules import compute_causes, measured
 from perftrain.diagnose.finding import NOTABLE, bound, milliseconds
 from perftrain.diagnose.host_rules import host_causes
 from perftrain.diagnose.input_rules import input_causes, workers_gain
@@ -23,6 +23,9 @@ def wanted_probes(seen: Seen) -> tuple[str, ...]:
     optimizers = seen.process.get("optimizers") or []
     gradients = [i for i in seen.trace.get("inputs", []) if i and i["longest_share"] < 0.85]
     compiled = bool((seen.process.get("compiling") or {}).get("frames"))
+    fed_by_workers = seen.workers > 0 and bound(seen.share("data_wait")) > NOTABLE
+    if fed_by_workers:  # batches run ahead and steal cores: only the program without loading tells what computing costs
+        return ("cached_batches",)
     wishes = {
         "anomaly_off": bool(seen.process.get("anomaly")),
         "checkpointing_off": bool(seen.process["counts"].get("recomputed_blocks")),
@@ -34,9 +37,10 @@ def wanted_probes(seen: Seen) -> tuple[str, ...]:
         "short_batches": bool(gradients) and seen.share("data_wait") > 0,
         "fused": seen.share("optimizer") > 0.08 and any(o.get("can_fuse") and not o.get("fused") for o in optimizers),
         "amp": single > 0.15 and computing > 0.2 and seen.ranks == 1,
-        "channels_last": any(r["convolutions"] and not r["channels_last"] for r in roots) and seen.operation_share(CONVOLUTION) > 0.12 and seen.ranks == 1,
+        "channels_last": seen.ranks == 1 and seen.operation_share(CONVOLUTION) > 0.12
+        and any(r["convolutions"] and not r["channels_last"] for r in roots),
         "compile": not compiled and seen.ranks == 1 and not any(r.get("recurrent") or r.get("cells") for r in roots)
-        and computing > 0.5 and (seen.elementwise_share > 0.3 or launch_share(seen) > 0.4),
+        and computing > 0.5 and (seen.elementwise_share > 0.3 or seen.launch_share > 0.4),
     }  # fmt: skip
     return tuple(name for name, wish in wishes.items() if wish)
 
@@ -86,7 +90,8 @@ def avoids(seen: Seen, recommended: tuple[str, ...] | list[str]) -> tuple[Avoid,
         "amp": _against_probe(seen, "amp") or _against_amp(seen),
         "channels_last": _against_probe(seen, "channels_last") or _against_channels_last(seen),
         "compile": _against_probe(seen, "compile"),
-        "fused": _against_probe(seen, "fused") or (f"the optimizer is {seen.share('optimizer'):.0%} of the step" if seen.share("optimizer") < 0.05 else ""),
+        "fused": _against_probe(seen, "fused")
+        or (f"the optimizer is {seen.share('optimizer'):.0%} of the step" if seen.share("optimizer") < 0.05 else ""),
         "threads": f"torch already computes with {seen.threads} threads on {seen.cores} cores" if seen.threads == seen.cores else "",
     }
     return tuple(Avoid(name, because) for name, because in reasons.items() if because and name not in recommended)
@@ -122,11 +127,17 @@ def _against_channels_last(seen: Seen) -> str:
 
 
 def _sentence(first: Cause, seen: Seen) -> str:
-    return f"{MEANING[first.label]}: about {first.share:.0%} of the {milliseconds(seen.step_s)} step; without it at most {first.upper_bound:.2f}× as fast."
+    return (
+        f"{MEANING[first.label]}: about {first.share:.0%} of the {milliseconds(seen.step_s)} step; "
+        f"without it at most {first.upper_bound:.2f}× as fast."
+    )
 
 
 def _healthy_sentence(seen: Seen) -> str:
-    return f"Nothing to gain: computing takes {seen.share('forward', 'backward'):.0%} of the {milliseconds(seen.step_s)} step, and no cause promises {HEALTHY_BELOW - 1:.0%}."
+    return (
+        f"Nothing to gain: computing takes {seen.share('forward', 'backward'):.0%} of the {milliseconds(seen.step_s)} step, "
+        f"and no cause promises {HEALTHY_BELOW - 1:.0%}."
+    )
 
 
 MEANING = {

@@ -13,13 +13,14 @@ from typing import Any
 from perftrain.facts import StepBreakdown
 
 WARM_STEPS = 3
-MATMUL = ("mm", "addmm", "bmm", "baddbmm", "addmv", "mv", "linear", "einsum", "_scaled_dot_product", "mkldnn_rnn_layer", "_int_mm", "flash")
+MATMUL = ("mm", "addmv", "aten::mv", "linear", "einsum", "_scaled_dot_product", "mkldnn_rnn_layer", "flash")
 CONVOLUTION = ("conv",)
 SPARSE = ("sparse", "_spmm")
-CONVERSION = ("copy_", "clone", "contiguous", "_to_copy", "to_dense", "reorder")
 COLLECTIVE = ("gloo:", "nccl:", "c10d::")
-NO_OPERATION = ("ProfilerStep", "Optimizer.", "enumerate(", "autograd::engine", "Torch-Compiled", "## ", "DistributedDataParallel", "TorchDynamo",
-                "CompiledFunction", "Pregraph", "AOTDispatcher", "CheckpointFunction")  # fmt: skip
+NO_OPERATION = (
+    "ProfilerStep", "perftrain::", "Optimizer.", "enumerate(", "autograd::engine", "Torch-Compiled", "## ", "DistributedDataParallel",
+    "TorchDynamo", "CompiledFunction", "Pregraph", "AOTDispatcher", "CheckpointFunction",
+)  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -31,11 +32,26 @@ class Sample:
     leaf: tuple[str, str]
     library: str
     seconds: float
-    cpu_s: float
+    waited_s: float
+    held_s: float
 
     @property
     def where(self) -> str:
         return f"{self.frames[0][0]}:{self.frames[0][1]}" if self.frames else ""
+
+
+@dataclass(frozen=True)
+class Operation:
+    """One kind of operation in the traced steps, all calls together."""
+
+    name: str
+    dtype: str
+    calls: int
+    own_s: float
+    flop: float
+    tiny_calls: int
+    tiny_s: float
+    phase: str
 
 
 @dataclass(frozen=True)
@@ -97,6 +113,8 @@ class Seen:
         return sum(self._spent(i, phase, clock) for i in self.window) / len(self.window)
 
     def share(self, *phases: str) -> float:
+        """Part of the step; the loss belongs to the forward pass."""
+        phases = (*phases, "loss") if "forward" in phases else phases
         return sum(self.phase_s(p) for p in phases) / self.step_s if self.step_s else 0.0
 
     @cached_property
@@ -104,7 +122,10 @@ class Seen:
         return sum(self.phase_s(p, 2) for p in self.phases)
 
     def breakdown(self) -> StepBreakdown:
-        return StepBreakdown({p: self.phase_s(p) for p in self.phases}, len(self.window), int(self.samples_per_step * len(self.window)))
+        phase_s = {p: self.phase_s(p) for p in self.phases if p != "loss"}
+        if "loss" in self.phases:
+            phase_s["forward"] = phase_s.get("forward", 0.0) + self.phase_s("loss")
+        return StepBreakdown(phase_s, len(self.window), int(self.samples_per_step * len(self.window)))
 
     @cached_property
     def samples_per_step(self) -> float:
@@ -176,16 +197,16 @@ class Seen:
         return self.process.get("trace") or {}
 
     @cached_property
-    def operations(self) -> list[tuple[str, str, int, float, float, int, float]]:
-        """Name, dtype, calls, own seconds, FLOP, calls and seconds of tiny ones; of what is an operation at all."""
-        return [tuple(o) for o in self.trace.get("operations", []) if not o[0].startswith(NO_OPERATION)]  # type: ignore[misc]
+    def operations(self) -> list[Operation]:
+        """What ran on the host's threads in the traced steps, without the names that only mark spans."""
+        return [Operation(*o) for o in self.trace.get("operations", []) if not o[0].startswith(NO_OPERATION)]
 
     def operation_share(self, words: Sequence[str], dtypes: Sequence[str] = (), big: bool = False, without: Sequence[str] = ()) -> float:
         """Part of the traced time that operations with one of ``words`` in their names took by themselves."""
         wall = self.trace.get("wall_s") or 0.0
         own = sum(
-            o[3] - (o[6] if big else 0.0) for o in self.operations
-            if any(w in o[0] for w in words) and (not dtypes or o[1] in dtypes) and not any(w in o[0] for w in without)
+            o.own_s - (o.tiny_s if big else 0.0) for o in self.operations
+            if any(w in o.name for w in words) and (not dtypes or o.dtype in dtypes) and not any(w in o.name for w in without)
         )  # fmt: skip
         return own / wall if wall else 0.0
 
@@ -195,16 +216,42 @@ class Seen:
         return self.operation_share((*MATMUL, *CONVOLUTION), without=("foreach", "embedding", *SPARSE))
 
     @cached_property
+    def computing(self) -> list[Operation]:
+        """The operations of forward and backward."""
+        return [o for o in self.operations if o.phase in ("forward", "backward")]
+
+    @cached_property
     def elementwise_share(self) -> float:
-        """Operations long enough to matter that are neither products, convolutions, sparse products nor collectives."""
-        heavy = (*MATMUL, *CONVOLUTION, *SPARSE, *COLLECTIVE, "embedding", "foreach", "fused", "lstm", "gru", "record_param_comms")
+        """Part of the step in operations of forward and backward that are long enough to matter and no products, "
+        "convolutions or lookups."""
+        heavy = (
+            *MATMUL,
+            *CONVOLUTION,
+            *SPARSE,
+            *COLLECTIVE,
+            "embedding",
+            "index",
+            "gather",
+            "scatter",
+            "lstm",
+            "gru",
+            "record_param_comms",
+        )
         wall = self.trace.get("wall_s") or 0.0
-        own = sum(o[3] - o[6] for o in self.operations if o[0].startswith("aten::") and not any(w in o[0] for w in heavy))
+        own = sum(o.own_s - o.tiny_s for o in self.computing if o.name.startswith("aten::") and not any(w in o.name for w in heavy))
         return own / wall if wall else 0.0
 
     @cached_property
+    def launch_share(self) -> float:
+        """Part of the step in forward and backward outside of operations that are long enough to matter: launching, and Python."""
+        phases = self.trace.get("phase_s") or {}
+        computing = phases.get("forward", 0.0) + phases.get("backward", 0.0)
+        big = sum(o.own_s - o.tiny_s for o in self.computing)
+        return max(0.0, 1 - big / computing) * self.share("forward", "backward") if computing else 0.0
+
+    @cached_property
     def calls_per_step(self) -> float:
-        return sum(o[2] for o in self.operations) / max(1, self.trace.get("steps") or 1)
+        return sum(o.calls for o in self.computing) / max(1, self.trace.get("steps") or 1)
 
     # --- places ---
     @cached_property
@@ -230,47 +277,64 @@ class Seen:
 
     # --- memory ---
     @cached_property
-    def growth_bytes_per_step(self) -> float:
-        """Slope of the resident memory over the second half of the run."""
+    def growth_bytes_per_step(self) -> tuple[float, float]:
+        """Slopes of the resident memory over the third and the last quarter of the run."""
         points = self.process.get("rss") or []
-        points = points[len(points) // 2 :]
-        if len(points) < 4 or points[-1][0] == points[0][0]:
-            return 0.0
-        slope, _ = statistics.linear_regression([p[0] for p in points], [p[1] for p in points])
-        return slope
+        half, rest = len(points) // 2, (3 * len(points)) // 4
+        return _slope(points[half:rest]), _slope(points[rest:])
+
+
+def _slope(points: Sequence[Sequence[float]]) -> float:
+    if len(points) < 3 or points[-1][0] == points[0][0]:
+        return 0.0
+    return statistics.linear_regression([p[0] for p in points], [p[1] for p in points]).slope
 
 
 def _sample(row: Sequence[Any]) -> Sample:
-    return Sample(row[0], tuple((f[0], f[1], f[2]) for f in row[1]), (row[2][0], row[2][1]), row[3], row[4], row[5])
+    return Sample(row[0], tuple((f[0], f[1], f[2]) for f in row[1]), (row[2][0], row[2][1]), row[3], row[4], row[5], row[6])
+
+
+ASIDE = ("data_wait", "evaluation", "checkpoint")
+"""Phases that the counterfactuals of computing leave alone: they only add scatter."""
 
 
 def probes_of(process: Mapping[str, Any], names: Sequence[str]) -> dict[str, Probe]:
-    """Each probe against the baseline blocks on both sides of its own blocks."""
-    kinds, rows = process.get("kinds") or [], process["rows"]
-    blocks: list[tuple[str, list[float]]] = []
-    for kind, row in zip(kinds, rows, strict=False):
-        if kind == "warm":
-            blocks.append(("", []))
-        elif blocks and blocks[-1][0] == kind:
-            blocks[-1][1].append(sum(row[3::3]))
-        else:
-            blocks.append((kind, [sum(row[3::3])]))
-    means = [(kind, _typical(times)) for kind, times in blocks if kind]
+    """Each probe against the baseline blocks on both sides of its own blocks, as the speedup of the whole step."""
+    kinds, rows, phases = process.get("kinds") or [], process["rows"], process["phases"]
     found = {}
     for name in names:
-        ratios = []
-        for i, (kind, value) in enumerate(means):
-            beside = [means[j][1] for j in (i - 1, i + 1) if 0 <= j < len(means) and means[j][0] == "baseline"]
-            if kind == name and beside and value > 0:
-                ratios.append(math.log(statistics.fmean(beside) / value))
+        aside = [3 + 3 * phases.index(p) for p in ASIDE if p in phases] if name not in ("cached_batches", "short_batches") else []
+        ratios, fixed = _ratios(name, kinds, rows, aside)
         error = (process.get("probe_errors") or {}).get(name, "")
         if ratios and not error:
             center = statistics.median(ratios)
             spread = statistics.stdev(ratios) / math.sqrt(len(ratios)) * 2.2 if len(ratios) > 1 else 0.15
-            found[name] = Probe(name, math.exp(center), math.exp(center - spread), math.exp(center + spread), len(ratios))
+            whole = [1 / (fixed + (1 - fixed) / math.exp(center + shift)) for shift in (0.0, -spread, spread)]
+            found[name] = Probe(name, whole[0], whole[1], whole[2], len(ratios))
         elif error:
             found[name] = Probe(name, 1.0, 1.0, 1.0, 0, error)
     return found
+
+
+def _ratios(name: str, kinds: Sequence[str], rows: Sequence[Sequence[float]], aside: Sequence[int]) -> tuple[list[float], float]:
+    """Log ratios baseline / probe of neighbouring blocks without the phases ``aside``, and the baseline's share of those phases."""
+    blocks: list[tuple[str, list[float]]] = []
+    fixed = total = 0.0
+    for kind, row in zip(kinds, rows, strict=False):
+        whole, left_out = sum(row[3::3]), sum(row[i] for i in aside)
+        if kind == "baseline":
+            fixed, total = fixed + left_out, total + whole
+        if blocks and blocks[-1][0] == kind:
+            blocks[-1][1].append(whole - left_out)
+        else:
+            blocks.append((kind, [whole - left_out]))
+    means = [(kind, _typical(times)) for kind, times in blocks if kind != "warm"]
+    ratios = []
+    for i, (kind, value) in enumerate(means):
+        beside = [means[j][1] for j in (i - 1, i + 1) if 0 <= j < len(means) and means[j][0] == "baseline"]
+        if kind == name and beside and value > 0:
+            ratios.append(math.log(statistics.fmean(beside) / value))
+    return ratios, fixed / total if total else 0.0
 
 
 def _typical(times: Sequence[float]) -> float:

@@ -37,11 +37,15 @@ def print_phases(console: Console, now: StepBreakdown) -> None:
     if not now.step_s > 0:
         return
     phases = phases_of([now])
-    console.print(Text.assemble(("step ", "dim"), (units.seconds(now.step_s), "bold"), (f" (mean of {units.count(now.steps, 'step')})", "dim")))
+    console.print(
+        Text.assemble(("step ", "dim"), (units.seconds(now.step_s), "bold"), (f" (mean of {units.count(now.steps, 'step')})", "dim"))
+    )
     console.print(PhaseBar(now, phases, now.step_s))
     key = table("", "phase", "ms", "share", numbers=["ms", "share"], fixed=[""])
     for phase, look in looks(phases).items():
-        key.add_row(Swatch(look), line(units.label(phase)), line(units.milliseconds(now.phase_s[phase])), line(units.share(now.share(phase))))
+        key.add_row(
+            Swatch(look), line(units.label(phase)), line(units.milliseconds(now.phase_s[phase])), line(units.share(now.share(phase)))
+        )
     console.print(key)
 
 
