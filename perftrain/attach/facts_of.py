@@ -37,7 +37,8 @@ def program(session: Session) -> dict[str, Any]:
         "threads": torch.get_num_threads(), "anomaly": torch.is_anomaly_enabled(),
         "deterministic": torch.are_deterministic_algorithms_enabled(), "parameter_dtypes": sorted({str(p.dtype) for p in parameters}),
         "optimizers": [_optimizer(o) for o in session.optimizers.values()], "roots": [_root(m) for m in session.roots.values()],
-        "gc_enabled": gc.isenabled(), "gc_objects": len(gc.get_objects()), "loaders": loaders(session),
+        "gc_enabled": gc.isenabled(), "gc_objects": len(gc.get_objects()),
+        "loaders": sorted(session.loaders.values(), key=lambda each: -each["drawn"]),
     }  # fmt: skip
 
 
@@ -64,18 +65,12 @@ def _root(module: Any) -> dict[str, Any]:
     }  # fmt: skip
 
 
-def loaders(session: Session) -> list[dict[str, Any]]:
-    """The DataLoaders that are alive; the one that trains is the one with the most batches drawn."""
-    from torch.utils.data import DataLoader
-
-    found = []
-    for loader in (o for o in gc.get_objects() if issubclass(type(o), DataLoader) and "dataset" in o.__dict__):
-        found.append({
-            "workers": loader.num_workers, "persistent": loader.persistent_workers, "prefetch": loader.prefetch_factor,
-            "pin_memory": loader.pin_memory, "batch_size": loader.batch_size, "dataset": type(loader.dataset).__name__,
-            "drawn": loader.__dict__.get("_perftrain_drawn", 0),
-        })  # fmt: skip
-    return sorted(found, key=lambda f: -f["drawn"])[:4]
+def loader(found: Any) -> dict[str, Any]:
+    """How a DataLoader is set up; ``drawn`` counts its batches."""
+    return {
+        "workers": found.num_workers, "persistent": found.persistent_workers, "prefetch": found.prefetch_factor,
+        "pin_memory": found.pin_memory, "batch_size": found.batch_size, "dataset": type(found.dataset).__name__, "drawn": 0,
+    }  # fmt: skip
 
 
 def compiling(session: Session) -> dict[str, Any]:
@@ -99,11 +94,23 @@ def compiling(session: Session) -> dict[str, Any]:
         counted = sum(counters["recompile_limit"].values()) if "recompile_limit" in counters else 0
         return {
             "frames": int(counters["stats"].get("unique_graphs", 0)), "compilations": len(found),
-            "graph_breaks": {str(k)[:200]: int(v) for k, v in counters["graph_break"].most_common(8)}, "limit_hits": failed + counted,
+            "graph_breaks": {str(k).split("\n")[0][:200]: int(v) for k, v in counters["graph_break"].most_common(8)},
+            "limit_hits": failed + counted, "break_lines": _break_lines(),
             "late": len(late), "late_s": sum(f[1] for f in late), "late_rows": hit, "names": sorted({f[2] for f in late or found})[:8],
         }  # fmt: skip
     except Exception as error:
         return {"failed": str(error)}
+
+
+def _break_lines() -> list[str]:
+    """Where the compiler gave up, as file:line of the innermost frame."""
+    try:
+        from torch._dynamo.utils import graph_break_reasons
+
+        frames = [reason.user_stack[-1] for reason in graph_break_reasons if reason.user_stack]
+        return list(dict.fromkeys(f"{f.filename}:{f.lineno}" for f in frames))[:8]
+    except (ImportError, AttributeError, IndexError):
+        return []
 
 
 def record(session: Session) -> dict[str, Any]:

@@ -14,6 +14,8 @@ from contextlib import nullcontext
 from threading import get_ident
 from typing import TYPE_CHECKING, Any
 
+from perftrain.attach import facts_of
+
 if TYPE_CHECKING:
     from perftrain.attach.session import Session
 
@@ -182,7 +184,6 @@ def _optimizers(session: Session, torch: Any) -> None:
 def _loaders(session: Session, torch: Any) -> None:
     from torch.utils.data import _utils, dataloader
 
-    session.state.setdefault("loaders", {})
     base = dataloader._BaseDataLoaderIter
     following = base.__next__
 
@@ -193,6 +194,8 @@ def _loaders(session: Session, torch: Any) -> None:
         clock.stack[0] = "rest"
         clock.enter("data_wait")
         began = time.perf_counter() if self.__dict__.pop("_perftrain_first", False) else 0.0
+        if (loader := self.__dict__.get("_perftrain_loader")) is not None:
+            loader["drawn"] += 1
         try:
             if session.turns is not None and (kept := session.turns.batch(self)) is not None:
                 return kept
@@ -217,6 +220,8 @@ def _loaders(session: Session, torch: Any) -> None:
         try:
             iterator = loader_iter(self)
             iterator.__dict__["_perftrain_first"] = True
+            if isinstance(iterator, base):
+                iterator.__dict__["_perftrain_loader"] = session.loaders.setdefault(id(self), facts_of.loader(self))
             return iterator
         finally:
             clock.leave()

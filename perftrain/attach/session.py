@@ -44,6 +44,7 @@ class Session:
         self.optimizers: dict[int, Any] = {}
         self.owned: set[int] = set()
         self.roots: dict[int, Any] = {}
+        self.loaders: dict[int, dict[str, Any]] = {}
         self.counts: Counter[str] = Counter()
         self.sums: dict[str, float] = defaultdict(float)
         self.trace = Trace(self)

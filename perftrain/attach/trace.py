@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
 LEAST_STEPS, ENOUGH_S, MOST_STEPS = 2, 0.5, 20
 PHASE_SPAN = "perftrain::"
-COMPILED = ("Torch-Compiled Region", "CompiledFunctionBackward", "CompiledFxGraph")
+COMPILED = ("CompiledFxGraph",)
 LAYOUT = ("aten::contiguous", "aten::clone")
 TINY_S = 20e-6
 """An operation shorter than this costs about as much to launch as to do."""

@@ -4,7 +4,19 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from perftrain.diagnose.finding import NOTABLE, bound, by_edit, by_probe, by_switch, cause, milliseconds, saved, top_evidence, top_line
+from perftrain.diagnose.finding import (
+    NOTABLE,
+    bound,
+    by_edit,
+    by_probe,
+    by_switch,
+    cause,
+    milliseconds,
+    saved,
+    source_of,
+    top_evidence,
+    top_line,
+)
 from perftrain.diagnose.seen import CONVOLUTION, MATMUL, Probe, Seen
 from perftrain.facts import Bottleneck, Cause, Evidence, Try
 
@@ -152,14 +164,16 @@ def _graph_breaks(seen: Seen) -> Cause | None:
     share = eager * 0.7
     if bound(share) < NOTABLE:
         return None
-    lines = [
-        f"{sum(breaks.values())} graph breaks leave {eager:.0%} of the step outside of the compiled code",
+    places = [seen.relative(w) for w in compiling.get("break_lines", [])]
+    lines: list[str | Evidence] = [
+        f"{sum(breaks.values())} graph breaks: {eager:.0%} of the step is spent around the compiled code, not in it",
         *[f"graph break: {b}" for b in list(breaks)[:2]],
+        *[Evidence(f"at {where}: {source_of(seen, where)}", where) for where in places[:2]],
     ]
     edit = by_edit("take what breaks the graph out of the compiled function (printing, .item(), data-dependent "
         "branches); torch._dynamo.explain names the lines",
                    bound(share * 0.5), bound(share), "one graph is fused and has no Python in between")  # fmt: skip
-    return cause(Bottleneck.COMPILE_GRAPH_BREAK, share, bound(share), 0.7, lines, "", [edit])
+    return cause(Bottleneck.COMPILE_GRAPH_BREAK, share, bound(share), 0.7, lines, next(iter(places), ""), [edit])
 
 
 # --- the optimizer ---
