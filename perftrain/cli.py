@@ -49,8 +49,8 @@ def _say_error(message: str, code: int) -> int:
 def _run(line: Line) -> int:
     if line.hydra_flags:
         return _hydra(line)
-    if line.verb == "diagnose":
-        return _diagnose(line)
+    if line.verb == "diagnose" or line.program:
+        return _on_a_program(line)
     composed = check(line)
     for cfg in composed:
         if cfg.json and not Path(str(cfg.json)).parent.is_dir():  # now, not after minutes of measuring
@@ -97,12 +97,15 @@ class Terminal:
         print(line, file=sys.stderr, flush=True)
 
 
-def _diagnose(line: Line) -> int:
+def _on_a_program(line: Line) -> int:
+    from perftrain import tuned
     from perftrain.diagnosed import ScriptFailed, diagnose_line
 
+    verbs = {"diagnose": diagnose_line, "try": tuned.try_line, "tune": tuned.tune_line}
     try:
-        return diagnose_line(line, Terminal())
+        return verbs[line.verb](line, Terminal())
     except ScriptFailed as error:
+        sys.stdout.flush()
         if error.said:
             print(error.said.rstrip(), file=sys.stderr)
         return _say_error(str(error), 1)

@@ -13,8 +13,8 @@ from typing import Any
 
 from perftrain.facts import PerftrainError
 
-VERBS = ("diagnose", "try", "runs", "doctor", "opts")
-LATER = {"tune": "tuning", "scale": "scaling studies", "report": "HTML reports", "gate": "the CI gate"}
+VERBS = ("diagnose", "try", "tune", "runs", "doctor", "opts")
+LATER = {"scale": "scaling studies", "report": "HTML reports", "gate": "the CI gate"}
 FLAGS = {"--json": "json", "--budget": "measure.budget_s", "--runs": "runs", "--config-dir": "hydra.searchpath"}
 HYDRA_FLAGS = (
     "--cfg",
@@ -31,6 +31,9 @@ HYDRA_FLAGS = (
 )
 """Hydra's flags that only show something."""
 
+WITH_PROGRAM = ("diagnose", "try", "tune")
+"""Verbs that take a script."""
+
 HELP = """\
 perftrain: every speed optimization of a PyTorch training is a switch, and every switch gets a measured verdict.
 
@@ -41,6 +44,8 @@ perftrain: every speed optimization of a PyTorch training is a switch, and every
   perftrain try amp,channels_last [overrides]         the same verdict as a verb
   perftrain diagnose [overrides]                      what rules a step, how much it can give, what to try and what not to
   perftrain diagnose train.py [its arguments]         the same for any training script, unedited (or -m package.module)
+  perftrain try amp,workers=4 train.py [its arguments] the same verdict on any training script, unedited
+  perftrain tune [overrides | train.py its arguments] try what the diagnosis recommends, one by one; keep what is proved
   perftrain opts                                      the switches, and which of them run here
   perftrain runs                                      what is recorded
   perftrain doctor                                    this machine: versions, devices, measured peaks, what cannot run
@@ -116,10 +121,10 @@ def sort_out(arguments: Sequence[str]) -> Line:
 
 def _take_program(arguments: list[str]) -> tuple[list[str], list[str]]:
     """What is ours, and the script with all that follows it."""
-    if not arguments or arguments[0] not in ("diagnose",):
+    if not arguments or arguments[0] not in WITH_PROGRAM:
         return arguments, []
-    skip = False
-    for i, word in enumerate(arguments[1:], 1):
+    skip, first = False, 2 if arguments[0] == "try" else 1  # try amp train.py: the first word names switches
+    for i, word in enumerate(arguments[first:], first):
         if skip:
             skip = False
         elif word in FLAGS:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import os
+import resource
 import sys
 import time
 from typing import TYPE_CHECKING, Any
@@ -102,6 +103,15 @@ def compiling(session: Session) -> dict[str, Any]:
         return {"failed": str(error)}
 
 
+def peak_bytes() -> int:
+    """The most memory that was in use: of the device where there is one, else of the process."""
+    import torch
+
+    if torch.cuda.is_available() and torch.cuda.is_initialized():
+        return torch.cuda.max_memory_allocated()
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
+
+
 def _break_lines() -> list[str]:
     """Where the compiler gave up, as file:line of the innermost frame."""
     try:
@@ -125,5 +135,6 @@ def record(session: Session) -> dict[str, Any]:
         "traced": sorted(session.traced_rows), "first_step_s": session.first_step_s, "counts": dict(session.counts),
         "sums": dict(session.sums), "before": list(session.before), "samples": session.sampler.rows() if session.sampler else [],
         "fetching": {**session.fetching.sums, "times": session.fetching.times}, "trace": session.trace.result,
+        "losses": [float(loss) for loss in session.losses], "peak_bytes": peak_bytes(),
         "compiling": compiling(session), "rss": session.rss, "start_s": clock.started_s,
     }  # fmt: skip

@@ -31,6 +31,16 @@ class Orders:
     block_steps: int = 4
     loader: Mapping[str, Any] = field(default_factory=dict)
     """Arguments forced on every DataLoader that trains, for the whole run."""
+    always: tuple[str, ...] = ()
+    """Arms that are on from the second step to the end."""
+    stop_after_steps: int = 0
+    """End the program after so many steps; 0: by the rules above."""
+    seed_offset: int = 0
+    """Added to every seed that the program gives to torch."""
+    threads: int = 0
+    """Threads that torch computes with, whatever the program asks for; 0: as it asks."""
+    losses: int = 0
+    """How many of the first losses that are backpropagated are kept."""
     saving: bool = True
     """Whether torch.save writes; a run that repeats the program only to measure must not overwrite what it saved."""
 
@@ -40,4 +50,4 @@ class Orders:
     @staticmethod
     def read(path: str) -> Orders:
         raw = json.loads(Path(path).read_text())
-        return Orders(**{**raw, "probes": tuple(raw["probes"])})
+        return Orders(**{**raw, "probes": tuple(raw["probes"]), "always": tuple(raw["always"])})

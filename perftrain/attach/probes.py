@@ -10,7 +10,7 @@ import gc
 import os
 import signal
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, ExitStack, nullcontext, suppress
 from typing import TYPE_CHECKING, Any
 
@@ -26,6 +26,13 @@ WARM_STEPS = 4
 WARM = "warm"
 LEAST_ROUNDS = 4
 """The first only warms, the others count."""
+
+
+ARMS = (
+    "cached_batches", "short_batches", "no_communication", "no_sync", "amp", "channels_last", "compile", "threads", "anomaly_off",
+    "checkpointing_off", "no_gc", "deterministic_off", "fused", "foreach",
+)  # fmt: skip
+"""What can be switched between two steps of a program."""
 
 
 class Turns:
@@ -47,18 +54,22 @@ class Turns:
             order += [probe, BASELINE]
         self._order, self._at, self._in_block, self._round = order, -1, 0, 0
         self._arm = BASELINE
-        self._undo = ExitStack()
+        self._undo, self._base = ExitStack(), ExitStack()
         self._kept: dict[int, Any] = {}
         self._workers: list[Any] = []
         self._compiled: dict[Any, Any] = {}
         self._began = 0.0
-        self._arms: dict[str, Callable[[], None]] = {
-            name.removeprefix("_arm_"): getattr(self, name) for name in dir(self) if name.startswith("_arm_")
-        }
+        self._arms: dict[str, Callable[[], None]] = {name: getattr(self, f"_arm_{name}") for name in ARMS}
 
     # --- turns ---
     def step_done(self) -> None:
         """Between two steps: note whose the last one was, and change arms when the block is over."""
+        if not self.kinds and self.session.orders.always:
+            self._switch_on(self.session.orders.always)
+            self._base, self._undo = self._undo, ExitStack()  # these stay on
+        if not self._order:
+            self.kinds.append(WARM)
+            return
         now = time.perf_counter()
         if len(self.kinds) < WARM_STEPS:
             self.kinds.append(WARM)
@@ -80,15 +91,20 @@ class Turns:
             self._at, self._round = 0, self._round + 1
         self._arm, self._in_block = self._order[self._at], 0
         if self._arm != BASELINE and self._arm not in self.errors:
-            try:
-                self._arms[self._arm]()
-            except Exception as error:
-                self.errors[self._arm] = f"{type(error).__name__}: {error}"
-                self._undo.close()
+            self._switch_on(self._arm.split("+"))
+
+    def _switch_on(self, names: Sequence[str]) -> None:
+        try:
+            for name in names:
+                self._arms[name]()
+        except Exception as error:
+            self.errors["+".join(names)] = f"{type(error).__name__}: {error}"
+            self._undo.close()
 
     def close(self) -> None:
         """Back to the program as it is."""
         self._undo.close()
+        self._base.close()
 
     def _set(self, name: str, value: Any) -> None:
         before = getattr(self, name)

@@ -6,6 +6,7 @@ Every patch calls what it replaces with the same arguments and returns the same 
 from __future__ import annotations
 
 import functools
+import inspect
 import os
 import time
 import weakref
@@ -140,9 +141,11 @@ def _closer(session: Session, original: Any, module: Any, args: Any, kwargs: Any
 
 
 def _backward(session: Session, torch: Any) -> None:
-    def begins(*_: Any, **__: Any) -> None:
+    def begins(*given: Any, **_: Any) -> None:
         session.clock.training()
         session.clock.backwards += 1
+        if len(session.losses) < session.orders.losses and given and isinstance(given[0], torch.Tensor) and given[0].numel() == 1:
+            session.losses.append(given[0].detach().clone())
 
     for name in ("backward", "grad"):
         setattr(torch.autograd, name, _timed(session, "backward", getattr(torch.autograd, name), begins))
@@ -235,15 +238,23 @@ def _loaders(session: Session, torch: Any) -> None:
 
 
 def _forced_arguments(session: Session, loader: Any) -> None:
+    """Arguments of the loaders that train (shuffled, or in batches of several samples), for the whole run."""
     forced = session.orders.loader
     init = loader.__init__
+    if not forced:
+        return
+    signature = inspect.signature(init)
 
     @functools.wraps(init)
     def built(self: Any, *args: Any, **kwargs: Any) -> None:
-        init(self, *args, **kwargs)
-        if forced and (self.num_workers or args[1:2] or kwargs.get("batch_size", 1) != 1 or kwargs.get("shuffle")):
-            workers = forced.get("num_workers", self.num_workers)
-            init(self, *args, **{**kwargs, **forced, **({"prefetch_factor": None, "persistent_workers": False} if not workers else {})})
+        given = dict(signature.bind(self, *args, **kwargs).arguments)
+        given.pop("self", None)
+        given.update(given.pop("kwargs", {}))
+        if given.get("batch_size", 1) != 1 or given.get("shuffle") or given.get("batch_sampler") or given.get("sampler"):
+            given.update(forced)
+            if not given.get("num_workers"):
+                given.update(prefetch_factor=None, persistent_workers=False)
+        init(self, **given)
 
     loader.__init__ = built
 
@@ -348,5 +359,11 @@ def _extras(session: Session, torch: Any) -> None:
         return original(function, *args, **kwargs)
 
     checkpointing.checkpoint = checkpoint
+    if threads := session.orders.threads:
+        torch.set_num_threads(threads)
+        torch.set_num_threads = lambda number: None
+    if offset := session.orders.seed_offset:
+        seeded = torch.manual_seed
+        torch.manual_seed = lambda seed: seeded(int(seed) + offset)
     if os.environ.get("PERFTRAIN_ATTACH") and hasattr(torch, "cuda") and torch.cuda.is_available():
         torch.cuda.synchronize = _timed(session, "sync", torch.cuda.synchronize)

@@ -48,7 +48,8 @@ class Session:
         self.counts: Counter[str] = Counter()
         self.sums: dict[str, float] = defaultdict(float)
         self.trace = Trace(self)
-        self.turns = Turns(self) if self.orders.probes else None
+        self.turns = Turns(self) if self.orders.probes or self.orders.always else None
+        self.losses: list[Any] = []
         self.traced_rows: set[int] = set()
         self.rss: list[tuple[int, int]] = []
         self.state: dict[str, Any] = {}
@@ -96,11 +97,14 @@ class Session:
             self.before = (dict(self.counts), dict(self.sums), done)
         if now - self._status_s > STATUS_EVERY_S:
             self._say_status(done, now)
+        if self.orders.stop_after_steps and done >= self.orders.stop_after_steps:
+            self._finish(done)
         if self.turns is not None:
             self.turns.step_done()
             if self.turns.over and not self.orders.to_the_end:
                 self._finish(done)
-            return
+            if self.orders.probes:
+                return
         self._look_closer(done, now)
         if self._seen_enough(done, now):
             self._finish(done)

@@ -158,6 +158,9 @@ EDITS = {
 }
 
 
+CONFIDENCE = {"storage": 0.85, "decode": 0.8, "sync": 0.85, "python": 0.7}
+
+
 def _named(seen: Seen, kind: str, label: Bottleneck, share: float, samples: list[Sample]) -> Cause:
     by_line: dict[str, float] = {}
     for sample in samples:
@@ -172,7 +175,7 @@ def _named(seen: Seen, kind: str, label: Bottleneck, share: float, samples: list
     ]
     lines += [Evidence(f"{s / whole:.0%} of it at {where}: {source_of(seen, where)}", where) for where, s in ordered if s > 0.15 * whole]
     tries = [by_edit(EDITS[kind], bound(share * 0.6), upper, "what is not done takes no time")]
-    return cause(label, share, upper, 0.7, lines, ordered[0][0] if ordered else "", tries)
+    return cause(label, share, upper, CONFIDENCE[kind], lines, ordered[0][0] if ordered else "", tries)
 
 
 # --- memory ---
@@ -181,15 +184,15 @@ def _growth(seen: Seen) -> Iterator[Cause]:
     times = seen.step_times()
     points = seen.process.get("rss") or []
     first, second = seen.growth_bytes_per_step
-    if len(times) < 30 or len(points) < 12 or min(first, second) < 50_000 or not 0.3 < first / second < 3:
+    if len(times) < 30 or len(points) < 12 or min(first, second) < 200:
         return
     third = len(times) // 3
-    early, late = statistics.median(times[:third]), statistics.median(times[-third:])
-    if late < 1.1 * early:
+    early, middle, late = (statistics.median(times[i * third : (i + 1) * third]) for i in range(3))
+    if not (middle > 1.08 * early and late > 1.08 * middle and late > 1.25 * early):
         return
     upper = statistics.fmean(times) / statistics.fmean(times[:third])
     lines = [
-        f"the process grows by {second / 1e6:.2g} MB with every step and does not stop",
+        f"the process grows by {second / 1e3:.2g} kB with every step and does not stop",
         f"a step took {milliseconds(early)} in the first third of what was seen and {milliseconds(late)} in the last",
     ]
     edit = "keep numbers, not tensors with their graphs: losses.append(loss.detach()) or loss.item()"

@@ -304,7 +304,7 @@ def probes_of(process: Mapping[str, Any], names: Sequence[str]) -> dict[str, Pro
     found = {}
     for name in names:
         aside = [3 + 3 * phases.index(p) for p in ASIDE if p in phases] if name not in ("cached_batches", "short_batches") else []
-        ratios, fixed = _ratios(name, kinds, rows, aside)
+        ratios, fixed = ratios_of(name, kinds, rows, aside)
         error = (process.get("probe_errors") or {}).get(name, "")
         if ratios and not error:
             center = statistics.median(ratios)
@@ -316,7 +316,7 @@ def probes_of(process: Mapping[str, Any], names: Sequence[str]) -> dict[str, Pro
     return found
 
 
-def _ratios(name: str, kinds: Sequence[str], rows: Sequence[Sequence[float]], aside: Sequence[int]) -> tuple[list[float], float]:
+def ratios_of(name: str, kinds: Sequence[str], rows: Sequence[Sequence[float]], aside: Sequence[int]) -> tuple[list[float], float]:
     """Log ratios baseline / probe of neighbouring blocks without the phases ``aside``, and the baseline's share of those phases."""
     blocks: list[tuple[str, list[float]]] = []
     fixed = total = 0.0
