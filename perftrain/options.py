@@ -94,19 +94,10 @@ def sort_out(arguments: Sequence[str]) -> Line:
         raise PerftrainError(
             f"A verb is one of {', '.join(VERBS)}, or none to train; {verb!r} is neither that nor an override (key=value).{hint}"
         )
-    if verb == "diagnose":
-        full = "--full" in rest
-        rest = [a for a in rest if a != "--full"]
-        if program and rest:
-            raise PerftrainError(
-                f"Before a script come only perftrain's flags; {rest[0]!r} is none. What follows the script's name belongs to it."
-            )
-        if program:
-            return Line(verb, (), flags=flags, program=tuple(program), full=full)
-    elif program:
-        raise PerftrainError(
-            f"{verb or 'Training'} takes no script; {program[0]!r} was given. Type: perftrain diagnose {' '.join(program)}"
-        )
+    full = "--full" in rest and verb == "diagnose"
+    rest = [a for a in rest if not (full and a == "--full")]
+    if program:
+        return Line(verb, _before_program(verb, rest), flags=flags, program=tuple(program), full=full)
     if verb == "try":
         if not rest or rest[0].startswith("-") or "=" in rest[0]:
             raise PerftrainError("try needs the names of switches: perftrain try amp,channels_last [overrides].")
@@ -117,6 +108,17 @@ def sort_out(arguments: Sequence[str]) -> Line:
     hydra_flags = tuple(a for a in rest if a not in overrides)
     _check_flags(hydra_flags)
     return Line(verb, tuple(overrides), multirun, hydra_flags, flags)
+
+
+def _before_program(verb: str, rest: list[str]) -> tuple[str, ...]:
+    """What may stand between the verb and a script."""
+    if verb == "try" and (len(rest) != 1 or rest[0].startswith("-")):
+        raise PerftrainError("try needs the names of switches, then the script: perftrain try amp,channels_last train.py [its arguments].")
+    wrong = [a for a in rest if verb == "diagnose" or (verb == "tune" and not a.startswith("tune."))]
+    if wrong:
+        allowed = "tune.min_gain=0.02, tune.allow_changed=true and perftrain's flags" if verb == "tune" else "perftrain's flags"
+        raise PerftrainError(f"Before a script come only {allowed}; {wrong[0]!r} is none. What follows the script's name belongs to it.")
+    return tuple(rest)
 
 
 def _take_program(arguments: list[str]) -> tuple[list[str], list[str]]:
