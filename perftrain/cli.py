@@ -49,7 +49,7 @@ def _say_error(message: str, code: int) -> int:
 def _run(line: Line) -> int:
     if line.hydra_flags:
         return _hydra(line)
-    if line.verb == "diagnose" or line.program:
+    if line.verb in ("diagnose", "tune") or line.program:
         return _on_a_program(line)
     composed = check(line)
     for cfg in composed:
@@ -100,8 +100,9 @@ class Terminal:
 def _on_a_program(line: Line) -> int:
     from perftrain import tuned
     from perftrain.diagnosed import ScriptFailed, diagnose_line
+    from perftrain.gated import gate_line
 
-    verbs = {"diagnose": diagnose_line, "try": tuned.try_line, "tune": tuned.tune_line}
+    verbs = {"diagnose": diagnose_line, "try": tuned.try_line, "tune": tuned.tune_line, "gate": gate_line}
     try:
         return verbs[line.verb](line, Terminal())
     except ScriptFailed as error:

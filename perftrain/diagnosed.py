@@ -29,7 +29,7 @@ Progress = Callable[[str, float, float], None]
 
 
 def diagnose_program(
-    program: Sequence[str], budget_s: float, progress: Progress, to_the_end: bool = False, base: Asked = NOTHING
+    program: Sequence[str], budget_s: float, progress: Progress, to_the_end: bool = False, base: Asked = NOTHING, quiet: bool = False
 ) -> tuple[Diagnosis, Seen, dict[str, Any]]:
     """Diagnose a training program that knows nothing of perftrain.
 
@@ -47,7 +47,7 @@ def diagnose_program(
     )
     first = watch(
         program, orders, lambda steps, s: progress(f"watching the program: {steps} steps", s, watched_s), START_LIMIT_S + watched_s,
-        quiet=bool(base.names), environment=dict(base.environment),
+        quiet=quiet or bool(base.names), environment=dict(base.environment),
     )  # fmt: skip
     seen = _seen(first, program)
     spent = first.seconds

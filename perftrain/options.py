@@ -13,8 +13,8 @@ from typing import Any
 
 from perftrain.facts import PerftrainError
 
-VERBS = ("diagnose", "try", "tune", "runs", "doctor", "opts")
-LATER = {"scale": "scaling studies", "report": "HTML reports", "gate": "the CI gate"}
+VERBS = ("diagnose", "try", "tune", "gate", "runs", "doctor", "opts")
+LATER = {"scale": "scaling studies", "report": "HTML reports"}
 FLAGS = {"--json": "json", "--budget": "measure.budget_s", "--runs": "runs", "--config-dir": "hydra.searchpath"}
 HYDRA_FLAGS = (
     "--cfg",
@@ -31,7 +31,8 @@ HYDRA_FLAGS = (
 )
 """Hydra's flags that only show something."""
 
-WITH_PROGRAM = ("diagnose", "try", "tune")
+WITH_PROGRAM = ("diagnose", "try", "tune", "gate")
+GATE_FLAGS = ("--baseline", "--against")
 """Verbs that take a script."""
 
 HELP = """\
@@ -46,6 +47,7 @@ perftrain: every speed optimization of a PyTorch training is a switch, and every
   perftrain diagnose train.py [its arguments]         the same for any training script, unedited (or -m package.module)
   perftrain try amp,workers=4 train.py [its arguments] the same verdict on any training script, unedited
   perftrain tune [overrides | train.py its arguments] try what the diagnosis recommends, one by one; keep what is proved
+  perftrain gate --baseline FILE train.py             exit code 3 if it is slower than it was (--against REV: than that commit)
   perftrain opts                                      the switches, and which of them run here
   perftrain runs                                      what is recorded
   perftrain doctor                                    this machine: versions, devices, measured peaks, what cannot run
@@ -54,7 +56,7 @@ Overrides (Hydra): recipe=photos|digits|text   recipe.data.root=/my/imagefolder 
                    opt.amp.dtype=float16   device=cpu   measure.resolution=0.01   (--cfg job shows them all)
 Flags of every verb: --json FILE (the same facts as printed)   --budget SECONDS (timing of one comparison; 45)   --runs DIR
                      --config-dir DIR (your own recipe/*.yaml and opt/*.yaml)
-Exit codes: 0 done, 1 the program under test failed, 2 usage error, 130 or 143 stopped.
+Exit codes: 0 done, 1 the program under test failed, 2 usage error, 3 slower (gate), 130 or 143 stopped.
 """
 
 
@@ -94,6 +96,12 @@ def sort_out(arguments: Sequence[str]) -> Line:
         raise PerftrainError(
             f"A verb is one of {', '.join(VERBS)}, or none to train; {verb!r} is neither that nor an override (key=value).{hint}"
         )
+    if verb != "gate" and (wrong := [f for f in GATE_FLAGS if f in flags]):
+        raise PerftrainError(f"{wrong[0]} belongs to perftrain gate.")
+    if verb == "gate" and not (program and len(flags.keys() & set(GATE_FLAGS)) == 1):
+        raise PerftrainError(
+            "gate needs a script and what it is compared with: perftrain gate --baseline FILE train.py, or --against REVISION."
+        )
     full = "--full" in rest and verb == "diagnose"
     rest = [a for a in rest if not (full and a == "--full")]
     if program:
@@ -114,7 +122,7 @@ def _before_program(verb: str, rest: list[str]) -> tuple[str, ...]:
     """What may stand between the verb and a script."""
     if verb == "try" and (len(rest) != 1 or rest[0].startswith("-")):
         raise PerftrainError("try needs the names of switches, then the script: perftrain try amp,channels_last train.py [its arguments].")
-    wrong = [a for a in rest if verb == "diagnose" or (verb == "tune" and not a.startswith("tune."))]
+    wrong = [a for a in rest if verb in ("diagnose", "gate") or (verb == "tune" and not a.startswith("tune."))]
     if wrong:
         allowed = "tune.min_gain=0.02, tune.allow_changed=true and perftrain's flags" if verb == "tune" else "perftrain's flags"
         raise PerftrainError(f"Before a script come only {allowed}; {wrong[0]!r} is none. What follows the script's name belongs to it.")
@@ -129,7 +137,7 @@ def _take_program(arguments: list[str]) -> tuple[list[str], list[str]]:
     for i, word in enumerate(arguments[first:], first):
         if skip:
             skip = False
-        elif word in FLAGS:
+        elif word in (*FLAGS, *GATE_FLAGS):
             skip = True
         elif word == "-m" or (not word.startswith("-") and (word.endswith(".py") or Path(word).is_file()) and "=" not in word):
             return arguments[:i], arguments[i:]
@@ -154,7 +162,7 @@ def _take_flags(arguments: list[str]) -> tuple[list[str], dict[str, str]]:
     flags: dict[str, str] = {}
     while arguments:
         name, equals, value = arguments.pop(0).partition("=")
-        if name not in FLAGS:
+        if name not in (*FLAGS, *GATE_FLAGS):
             rest.append(name + equals + value)
             continue
         if not equals:

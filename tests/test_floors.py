@@ -20,7 +20,7 @@ FLOORS = {
     "report": 5, "tune": 5,
     "cli": TOP,
 }  # fmt: skip
-CLI = {"cli", "options", "measured", "diagnosed", "tuned", "recipe_program", "job_entry", "__main__", "__init__"}
+CLI = {"cli", "options", "measured", "diagnosed", "tuned", "fronts", "gated", "recipe_program", "job_entry", "__main__", "__init__"}
 """Files of the command line's room; ``__init__`` is the public face, which names everything."""
 REPORT_MAY = {"facts", "report"}
 SWITCH_MAY = {"perftrain.facts", "perftrain.opt.base", "perftrain.opt.seams"}

@@ -39,7 +39,7 @@ class Watched:
     """The end of what it said on standard error, if that was kept."""
 
 
-def command_of(program: Sequence[str]) -> list[str]:
+def command_of(program: Sequence[str], folder: str | None = None) -> list[str]:
     """The Python command line for ``train.py args`` or ``-m package.module args``.
 
     Raises:
@@ -50,8 +50,10 @@ def command_of(program: Sequence[str]) -> list[str]:
         if len(program) < 2:
             raise PerftrainError("-m needs the name of a module: perftrain diagnose -m package.train.")
         return [sys.executable, "-m", *program[1:]]
-    if not Path(name).is_file():
-        raise PerftrainError(f"There is no script {name!r} in {Path.cwd()}. Type the path of a Python file, or -m package.module.")
+    if not (Path(folder or ".") / name).is_file():
+        raise PerftrainError(
+            f"There is no script {name!r} in {folder or Path.cwd()}. Type the path of a Python file, or -m package.module."
+        )
     return [sys.executable, *program]
 
 
@@ -66,21 +68,23 @@ def watch(
     limit_s: float,
     quiet: bool = False,
     environment: dict[str, str] | None = None,
+    folder_of_program: str | None = None,
 ) -> Watched:
     """Run ``program`` under ``orders`` until it ends, has shown enough, or ``limit_s`` are over.
 
     Args:
         say: called about four times a second with the steps done and the seconds since the start.
         quiet: throw the program's output away (but for its errors); else it goes where ours goes.
+        folder_of_program: where it runs, and what its path is relative to; here, if not given.
     """
-    command = command_of(program)
+    command = command_of(program, folder_of_program)
     with tempfile.TemporaryDirectory(prefix="perftrain-") as folder:
         orders = replace(orders, folder=folder, program=folder_of(program))
         path = Path(folder) / "orders.json"
         orders.write(path)
         with open(Path(folder) / "stderr", "w+b") as errors:
             process = subprocess.Popen(
-                command, env=_environment(path, environment or {}), 
+                command, cwd=folder_of_program, env=_environment(path, environment or {}), 
                 stdin=subprocess.DEVNULL if quiet else None, stdout=subprocess.DEVNULL if quiet else None,
                 stderr=errors if quiet else None,
             )  # fmt: skip

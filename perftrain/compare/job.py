@@ -39,6 +39,8 @@ class Job:
     """``_target_`` and fields of each switch."""
     device: str = "cpu"
     protocol: Protocol = field(default_factory=Protocol)
+    base: tuple[Mapping[str, Any], ...] = ()
+    """Switches that are on in both arms."""
 
     def with_opts(self, opts: Sequence[Mapping[str, Any]]) -> Job:
         return replace(self, opts=tuple(opts))
@@ -46,9 +48,14 @@ class Job:
     def switches(self) -> list[Switch]:
         return [instantiate(o) for o in self.opts]
 
+    def all_switches(self) -> list[Switch]:
+        """Those of both arms, then those that are judged."""
+        return [instantiate(o) for o in (*self.base, *self.opts)]
+
     def spec(self) -> dict[str, Any]:
         """What a worker must know."""
-        return {"recipe": dict(self.recipe), "arms": {BASELINE: [], VARIANT: [dict(o) for o in self.opts]}, "device": self.device}
+        base = [dict(o) for o in self.base]
+        return {"recipe": dict(self.recipe), "arms": {BASELINE: base, VARIANT: [*base, *map(dict, self.opts)]}, "device": self.device}
 
     def environments(self, switches: Sequence[Switch]) -> tuple[dict[str, dict[str, str]], tuple[str, ...]]:
         """Variables for each arm's process, and notes about what was done to both."""
@@ -59,7 +66,8 @@ class Job:
         if self.protocol.stabilize and self.device == "cpu" and not about_malloc and sys.platform.startswith("linux"):
             both["GLIBC_TUNABLES"] = steady_malloc(os.environ.get("GLIBC_TUNABLES", ""))
             notes = ("both arms timed with a malloc that keeps its memory, which scatters less (measure.stabilize=false: without)",)
-        return {BASELINE: both, VARIANT: {**both, **extra}}, notes
+        base = environment([instantiate(o) for o in self.base])
+        return {BASELINE: {**both, **base}, VARIANT: {**both, **base, **extra}}, notes
 
     def workload(self) -> dict[str, Any]:
         """The part of the fingerprint that is about the program."""
@@ -131,4 +139,11 @@ def _class_of(recipe: Mapping[str, Any]) -> type:
 def key_of(job: Job, parts: Mapping[str, Any]) -> str:
     """Under which a verdict is kept: fingerprint, switches with their settings, and how it was measured."""
     protocol = dict(vars(job.protocol))
-    return fingerprint({"parts": parts, "opts": [dict(o) for o in job.opts], "protocol": protocol})[:16]
+    return fingerprint(
+        {
+            "parts": parts,
+            "opts": [dict(o) for o in job.opts],
+            "protocol": protocol,
+            **({"base": [dict(o) for o in job.base]} if job.base else {}),
+        }
+    )[:16]

@@ -171,15 +171,15 @@ def try_switches(job: Job, parts: Mapping[str, Any], baseline: RunRecord, watche
     begin = time.monotonic()
     switches = job.switches()
     names = [s.card.name for s in switches]
-    plan = make_plan(switches, torch.device(job.device))
+    plan = make_plan(job.all_switches(), torch.device(job.device))
     facts: dict[str, Any] = {"settings": settings_of(job.opts), "fingerprint": baseline.fingerprint}
     try:
-        check_switches(switches, plan)
+        check_switches(job.all_switches(), plan)
     except NotAvailable as error:
         return does_not_run(names, str(error), **facts)
     environments, notes = job.environments(switches)
     facts["notes"] = (*notes, *(line for s in switches if (line := s.describe(plan))))
-    numerics = weakest(s.card.numerics for s in switches)
+    numerics = weakest(s.card.numerics for s in job.all_switches())
     with shared_scratch() as cache:  # so that compiling and caching cost what they cost the first time
         for variables in environments.values():
             variables.update({"TORCHINDUCTOR_CACHE_DIR": cache, SCRATCH: cache})

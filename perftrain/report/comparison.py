@@ -35,10 +35,12 @@ def _time_rows(verdict: Verdict) -> Iterator[Row]:
 
 def _other_rows(verdict: Verdict) -> Iterator[Row]:
     arms = verdict.baseline, verdict.variant
-    yield _numbers("samples/s", arms, run_words.samples_per_s, units.three)
+    if any(arm and arm.breakdown.samples for arm in arms):
+        yield _numbers("samples/s", arms, run_words.samples_per_s, units.three)
     yield _numbers("memory peak", arms, lambda arm: arm.peak_bytes, units.size)
-    warmup = _numbers("warm-up", arms, lambda arm: arm.warmup_s, units.seconds)
-    yield Row(warmup.name, warmup.baseline, warmup.variant, words.warmup_change(verdict))
+    if any(arm and units.known(arm.warmup_s) for arm in arms) or not all(arms):
+        warmup = _numbers("warm-up", arms, lambda arm: arm.warmup_s, units.seconds)
+        yield Row(warmup.name, warmup.baseline, warmup.variant, words.warmup_change(verdict))
     if any(arm and units.known(arm.final_loss) for arm in arms):
         yield _numbers("final loss", arms, lambda arm: arm.final_loss, units.three, compared=False)
     if any(arm and arm.bottleneck for arm in arms):
