@@ -51,6 +51,10 @@ def _run(line: Line) -> int:
         return _hydra(line)
     if line.verb in ("diagnose", "tune") or line.program:
         return _on_a_program(line)
+    if line.verb == "report":
+        from perftrain.reported import report_line
+
+        return report_line(line, Terminal())
     composed = check(line)
     for cfg in composed:
         if cfg.json and not Path(str(cfg.json)).parent.is_dir():  # now, not after minutes of measuring

@@ -160,7 +160,7 @@ def diagnose_line(line: Line, watcher: Any) -> int:
     diagnosis, seen, runs = diagnose_program(program, budget_s, Telling(watcher), line.full)
     console = terminal.stdout_console()
     console.rule(style="dim")
-    name = " ".join(line.program) if line.program else f"recipe {' '.join(line.overrides) or '(the default)'}"
+    name = " ".join(line.program) if line.program else " ".join(line.overrides) or "the default recipe"
     print_diagnosis(console, name, place_of(seen), diagnosis, _notes(seen, runs))
     if path:
         facts = {**diagnosis_json(diagnosis), "program": list(program), "probes": _probes_json(seen)}

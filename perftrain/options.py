@@ -13,8 +13,8 @@ from typing import Any
 
 from perftrain.facts import PerftrainError
 
-VERBS = ("diagnose", "try", "tune", "gate", "runs", "doctor", "opts")
-LATER = {"scale": "scaling studies", "report": "HTML reports"}
+VERBS = ("diagnose", "try", "tune", "gate", "report", "runs", "doctor", "opts")
+LATER = {"scale": "scaling studies"}
 FLAGS = {"--json": "json", "--budget": "measure.budget_s", "--runs": "runs", "--config-dir": "hydra.searchpath"}
 HYDRA_FLAGS = (
     "--cfg",
@@ -33,6 +33,7 @@ HYDRA_FLAGS = (
 
 WITH_PROGRAM = ("diagnose", "try", "tune", "gate")
 GATE_FLAGS = ("--baseline", "--against")
+REPORT_FLAGS = ("--out",)
 """Verbs that take a script."""
 
 HELP = """\
@@ -49,6 +50,7 @@ perftrain: every speed optimization of a PyTorch training is a switch, and every
   perftrain tune [overrides | train.py its arguments] try what the diagnosis recommends, one by one; keep what is proved
   perftrain gate --baseline FILE train.py             exit code 3 if it is slower than it was (--against REV: than that commit)
   perftrain opts                                      the switches, and which of them run here
+  perftrain report RUN|SWEEP|FILE.json [--open]       one self-contained HTML page (--markdown: for a pull request)
   perftrain runs                                      what is recorded
   perftrain doctor                                    this machine: versions, devices, measured peaks, what cannot run
 
@@ -75,6 +77,9 @@ class Line:
     """A script (or ``-m module``) with its arguments."""
     full: bool = False
     """``--full``: let the script run to its end."""
+    markdown: bool = False
+    open: bool = False
+    """Of ``report``: to standard output as Markdown; in a browser."""
 
 
 def sort_out(arguments: Sequence[str]) -> Line:
@@ -96,6 +101,13 @@ def sort_out(arguments: Sequence[str]) -> Line:
         raise PerftrainError(
             f"A verb is one of {', '.join(VERBS)}, or none to train; {verb!r} is neither that nor an override (key=value).{hint}"
         )
+    if verb == "report":
+        words = [a for a in rest if a not in ("--markdown", "--open")]
+        if len(words) != 1:
+            raise PerftrainError("report needs one run, sweep folder or JSON file: perftrain report baseline-photos-1a2b3c4d.")
+        return Line(verb, tuple(words), flags=flags, markdown="--markdown" in rest, open="--open" in rest)
+    if verb != "report" and "--out" in flags:
+        raise PerftrainError("--out belongs to perftrain report.")
     if verb != "gate" and (wrong := [f for f in GATE_FLAGS if f in flags]):
         raise PerftrainError(f"{wrong[0]} belongs to perftrain gate.")
     if verb == "gate" and not (program and len(flags.keys() & set(GATE_FLAGS)) == 1):
@@ -137,7 +149,7 @@ def _take_program(arguments: list[str]) -> tuple[list[str], list[str]]:
     for i, word in enumerate(arguments[first:], first):
         if skip:
             skip = False
-        elif word in (*FLAGS, *GATE_FLAGS):
+        elif word in (*FLAGS, *GATE_FLAGS, *REPORT_FLAGS):
             skip = True
         elif word == "-m" or (not word.startswith("-") and (word.endswith(".py") or Path(word).is_file()) and "=" not in word):
             return arguments[:i], arguments[i:]
@@ -162,7 +174,7 @@ def _take_flags(arguments: list[str]) -> tuple[list[str], dict[str, str]]:
     flags: dict[str, str] = {}
     while arguments:
         name, equals, value = arguments.pop(0).partition("=")
-        if name not in (*FLAGS, *GATE_FLAGS):
+        if name not in (*FLAGS, *GATE_FLAGS, *REPORT_FLAGS):
             rest.append(name + equals + value)
             continue
         if not equals:

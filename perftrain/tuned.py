@@ -55,8 +55,13 @@ def tune_line(line: Line, watcher: Any) -> int:
     console = terminal.stdout_console()
     console.rule(style="dim")
     print_tuned(console, name, found)
+    facts = {"schema": 1, "tune": tune_json(found, name, f"perftrain tune {name}")}
+    kept = Path(line.flags.get("--runs", "runs")) / "tune" / f"{hashlib.sha256(name.encode()).hexdigest()[:12]}-result.json"
+    kept.parent.mkdir(parents=True, exist_ok=True)
+    write_json(kept, facts)
+    watcher.say(f"perftrain: kept in {kept}; a page of it: perftrain report {kept}")
     if path:
-        write_json(path, {"schema": 1, "tune": tune_json(found)})
+        write_json(path, facts)
     return 0
 
 
@@ -90,7 +95,7 @@ def _recipe(line: Line, watcher: Any) -> tuple[Front, Settings, str]:
         if not o.startswith("tune.")
     ]
     front = RecipeFront(job, baseline.record, words, diagnosis_s(settings), watcher, Telling(watcher))
-    return front, settings, f"recipe {' '.join(words) or '(the default)'}"
+    return front, settings, " ".join(words) or "the default recipe"
 
 
 def diagnosis_s(settings: Settings) -> float:

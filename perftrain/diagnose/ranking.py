@@ -88,6 +88,7 @@ def avoids(seen: Seen, recommended: tuple[str, ...] | list[str]) -> tuple[Avoid,
         "pin_memory": "there is no device to copy to" if not seen.on_cuda else "",
         "prefetch": f"waiting for batches is {waiting:.0%} of the step" if waiting < 0.05 else "",
         "amp": _against_probe(seen, "amp") or _against_amp(seen),
+        "tf32": _against_amp(seen),
         "channels_last": _against_probe(seen, "channels_last") or _against_channels_last(seen),
         "compile": _against_probe(seen, "compile"),
         "fused": _against_probe(seen, "fused")

@@ -115,6 +115,14 @@ def write_json(path: str | Path, obj: Any) -> None:
         raise PerftrainError(f"A JSON file must be writable; {str(path)!r}: {error.strerror}. Type another path.") from error
 
 
+def write_text(path: str | Path, text: str) -> None:
+    """Write a page in one go, as :func:`write_json` does."""
+    path = Path(path)
+    if not path.parent.is_dir():
+        raise PerftrainError(f"A file needs an existing folder; {str(path.parent)!r} is none. Type: mkdir -p {path.parent}")
+    _write(path, text)
+
+
 def _write(path: Path, text: str) -> None:
     if path.is_symlink() or (path.exists() and not path.is_file()):  # /dev/stdout, a pipe: nothing to replace
         path.write_text(text, encoding="utf-8")

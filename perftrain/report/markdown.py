@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
 
 from perftrain.facts import Diagnosis, RunRecord, Verdict, ranked
 from perftrain.report import run_words, units, words
@@ -46,6 +47,21 @@ def run_markdown(record: RunRecord, diagnosis: Diagnosis | None = None) -> str:
         _list(run_words.figures(record)),
     ]
     return _joined(parts + (_diagnosis(diagnosis) if diagnosis else []))
+
+
+def tune_markdown(found: Mapping[str, Any]) -> str:
+    """What a tuning wrote as JSON: the answer, then the ledger."""
+    kept = ", ".join(found["kept"])
+    speed = units.factor(found["speedup"], tuple(found["ci95"]) if found.get("ci95") else None)
+    parts = [f"## {escape(f'{speed} faster with {kept}' if kept else 'No switch is proved to make it faster')}"]
+    rows = [
+        (e["switch"], units.between(*e["predicted"]), units.factor(e["measured"], tuple(e["ci95"]) if e.get("ci95") else None),
+         "kept" if e["kept"] else "", e.get("reason", ""))
+        for e in found["ledger"]
+    ]  # fmt: skip
+    parts.append(_table(("switch", "predicted", "measured", "", "why"), rows, right=(1, 2)) if rows else "")
+    parts.append(_list([("next bottleneck", found.get("next_bottleneck") or "none"), *(("by hand", e) for e in found.get("edits") or ())]))
+    return _joined(parts)
 
 
 def escape(text: str) -> str:

@@ -11,7 +11,7 @@ from rich.text import Text
 from perftrain.facts import Decision, Diagnosis, Verdict
 from perftrain.report import units, words
 from perftrain.report.diagnosis import print_phases
-from perftrain.report.jsonfile import plain
+from perftrain.report.jsonfile import diagnosis_json, plain
 from perftrain.report.layout import line, named, paragraph, table
 
 
@@ -65,8 +65,8 @@ def _rest(found: Any) -> Iterable[tuple[str, RenderableType]]:
         yield "what is next", line(after.sentence)
 
 
-def tune_json(found: Any) -> dict[str, Any]:
-    """The documented shape of ``--json``."""
+def tune_json(found: Any, program: str, again: str) -> dict[str, Any]:
+    """The documented shape of ``--json``; ``again``: the command that does it once more."""
     total: Verdict | None = found.total if found.kept else None
     return plain({
         "speedup": total.speedup if total else 1.0,
@@ -76,7 +76,7 @@ def tune_json(found: Any) -> dict[str, Any]:
         "untried": [{"switch": u.switch, "reason": u.reason} for u in found.untried],
         "ledger": [
             {"switch": e.switch, "predicted": list(e.predicted), "measured": e.verdict.speedup, "ci95": e.verdict.ci95, "kept": e.kept,
-             "decision": e.verdict.decision, "beside": list(e.beside)}
+             "decision": e.verdict.decision, "beside": list(e.beside), "reason": e.reason}
             for e in found.ledger
         ],
         "next_bottleneck": str(found.after.causes[0].label) if found.after and found.after.causes else "",
@@ -84,4 +84,8 @@ def tune_json(found: Any) -> dict[str, Any]:
         "edits": list(found.edits),
         "proved": bool(total and total.decision is Decision.FASTER),
         "seconds": found.seconds,
+        "program": program,
+        "again": again,
+        "before": diagnosis_json(found.before) if found.before else None,
+        "after": diagnosis_json(found.after) if found.after else None,
     })  # fmt: skip

@@ -5,7 +5,6 @@ Nothing here knows whether a recipe or a script is tuned: a :class:`Front` diagn
 
 from __future__ import annotations
 
-import math
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
@@ -123,6 +122,9 @@ def tune(front: Front, settings: Settings, say: Callable[[str], None]) -> Tuned:
             break
     _prove(front, found, say, left)
     found.edits = list(dict.fromkeys(t.edit for c in (found.after or diagnosis).causes for t in c.tries if t.edit))
+    for vain in found.before.causes[0].avoids if found.before and found.before.causes else ():
+        if _name(vain.switch) not in tried:
+            _leave(found, vain.switch, vain.because)
     found.untried += [Untried(c.switch, found.stopped) for c in _candidates(diagnosis, front, found, tried, settings)]
     found.seconds = time.monotonic() - began
     return found
@@ -164,8 +166,8 @@ def _try(front: Front, candidate: Candidate, found: Tuned, settings: Settings, s
         keeps, reason = _worth(verdict, settings)
         say(f"{switch}: {reason} (predicted {candidate.predicted[0]:.2f} to {candidate.predicted[1]:.2f}×)")
         entry = Entry(switch, candidate.predicted, candidate.because, verdict, found.kept, keeps, reason)
-        if best is not None and _certain(verdict) <= _certain(best.verdict):
-            found.ledger.append(replace(entry, kept=False, reason=f"{reason}, but {best.switch} gives more" if keeps else reason))
+        if best is not None and not _better(verdict, best.verdict, settings):
+            found.ledger.append(replace(entry, kept=False, reason=f"{reason}, no better than {best.switch}" if keeps else reason))
             break  # the number is past its best
         if best is not None:
             found.ledger[found.ledger.index(best)] = replace(best, kept=False, reason=f"{best.reason}, but {switch} gives more")
@@ -191,8 +193,9 @@ def _worth(verdict: Verdict, settings: Settings) -> tuple[bool, str]:
     return False, verdict.reason
 
 
-def _certain(verdict: Verdict) -> float:
-    return verdict.ci95[0] if verdict.ci95 and math.isfinite(verdict.ci95[0]) else 0.0
+def _better(verdict: Verdict, than: Verdict, settings: Settings) -> bool:
+    """A larger number must pay for itself."""
+    return verdict.decision is Decision.FASTER and (verdict.speedup or 0.0) > (than.speedup or 0.0) * (1 + settings.min_gain)
 
 
 def _prove(front: Front, found: Tuned, say: Callable[[str], None], left: Callable[[], float]) -> None:

@@ -1,0 +1,64 @@
+"""``perftrain report``: one HTML page of a recorded run, or of what a verb wrote with ``--json``."""
+
+from __future__ import annotations
+
+import json
+import webbrowser
+from collections.abc import Mapping
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
+from perftrain.facts import SCHEMA, PerftrainError, StepRow
+from perftrain.options import Line
+from perftrain.report.html import page_of
+from perftrain.report.jsonfile import run_json, verdict_from_json, write_text
+from perftrain.report.markdown import ranking_markdown, tune_markdown, verdict_markdown
+from perftrain.store import Store
+
+
+def report_line(line: Line, watcher: Any) -> int:
+    """Write the page beside what it is made of (or where ``--out`` says) and say where it is."""
+    what = line.overrides[0]
+    facts, rows, place = _facts(what, Path(line.flags.get("--runs", "runs")))
+    if line.markdown:
+        print(_markdown(facts), end="")
+        return 0
+    out = Path(line.flags.get("--out") or place)
+    write_text(out, page_of(facts, version("perftrain"), rows))
+    print(f"Report: {out}")
+    if line.open:
+        webbrowser.open(out.resolve().as_uri())
+    return 0
+
+
+def _facts(what: str, runs: Path) -> tuple[Mapping[str, Any], list[StepRow], Path]:
+    """The facts, the steps if it is a run, and where the page goes."""
+    path = Path(what)
+    if path.is_file():
+        try:
+            facts = json.loads(path.read_text())
+            newer = int(facts["schema"]) > SCHEMA
+        except (ValueError, KeyError, TypeError):
+            raise PerftrainError(f"A report is made of a run or of a file written with --json; {what} is neither.") from None
+        if newer:
+            raise PerftrainError(f"{what} was written by a newer perftrain (schema {facts['schema']}); this one reads up to {SCHEMA}.")
+        return facts, [], path.with_suffix(".html")
+    if (path / "ranking.json").is_file():  # a sweep
+        return json.loads((path / "ranking.json").read_text()), [], path / "ranking.html"
+    store = Store(runs)
+    if not (runs / what).is_dir():
+        known = ", ".join(r.run_id for r in store.runs()[:8]) or "none"
+        raise PerftrainError(f"There is no run, sweep or file {what!r}. Runs in {runs}: {known}.")
+    record = store.load(what)
+    return {"schema": 1, "run": run_json(record)}, store.load_steps(what), runs / what / "report.html"
+
+
+def _markdown(facts: Mapping[str, Any]) -> str:
+    if facts.get("tune"):
+        return tune_markdown(facts["tune"])
+    if facts.get("verdicts"):
+        return ranking_markdown([verdict_from_json(v) for v in facts["verdicts"]])
+    if facts.get("verdict"):
+        return verdict_markdown(verdict_from_json(facts["verdict"]))
+    raise PerftrainError("--markdown is for verdicts, sweeps and tunings; the file holds none of them.")
