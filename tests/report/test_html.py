@@ -58,7 +58,8 @@ TUNE = {
     "seconds": 200.0,
     "ledger": [{"switch": "workers", "predicted": [1.6, 2.0], "measured": 1.9, "ci95": [1.8, 2.0], "kept": True, "reason": "faster"},
                {"switch": "fused", "predicted": [1.0, 1.1], "measured": None, "ci95": None, "kept": False, "reason": "does not run"}],
-    "next_bottleneck": "compute.saturated", "edits": ["shrink the files"], "program": f"train.py {NASTY}", "again": "perftrain tune train.py",
+    "next_bottleneck": "compute.saturated", "edits": ["shrink the files"],
+    "program": f"train.py {NASTY}", "again": "perftrain tune train.py",
     "before": diagnosis_json(DIAGNOSIS), "after": diagnosis_json(DIAGNOSIS),
 }  # fmt: skip
 FACTS: dict[str, dict[str, Any]] = {
