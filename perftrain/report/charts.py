@@ -31,7 +31,8 @@ def intervals(title: str, rows: Sequence[tuple[str, float | None, tuple[float, f
 
     bottom = 26 * len(known) + 8
     chart["lines"].append({"x1": x(1.0), "y1": 0, "x2": x(1.0), "y2": bottom, "color": QUIET, "width": 1, "told": "1.0: no change"})
-    for value in (scale.low, 1.0, scale.high):
+    ends = [v for v in (scale.low, scale.high) if abs(x(v) - x(1.0)) > 50]  # labels that do not run into each other
+    for value in (1.0, *ends):
         chart["texts"].append({"x": x(value), "y": bottom + 16, "anchor": "middle", "told": units.factor(value)})
     for number, (name, value, (low, high), kept) in enumerate(known):
         y, color, told = 26 * number + 16, GOOD if kept else QUIET, units.factor(value, (low, high))

@@ -12,7 +12,7 @@ from perftrain.compare.duet import Protocol
 from perftrain.compare.script import ScriptFailed, sort_switches, try_on_script
 from perftrain.facts import Decision, PerftrainError
 
-QUICK = Protocol(budget_s=6.0, processes=3, block_s=0.05)
+QUICK = Protocol(budget_s=6.0, processes=2, block_s=0.05)
 SCRIPT = """
 import gc, time, torch
 from torch import nn
@@ -57,7 +57,7 @@ def test_what_takes_turns(script: list[str]) -> None:
     assert verdict.parity is not None
     assert verdict.parity.holds
     assert verdict.parity.distance == 0
-    assert verdict.processes == 3
+    assert verdict.processes == 2
 
 
 @pytest.mark.slow
@@ -66,7 +66,7 @@ def test_what_needs_whole_runs(script: list[str]) -> None:
     assert verdict.decision is Decision.FASTER, verdict
     assert verdict.baseline is not None
     assert verdict.variant is not None
-    assert verdict.variant.breakdown.share("data_wait") < verdict.baseline.breakdown.share("data_wait")
+    assert verdict.variant.breakdown.phase_s["data_wait"] < 0.6 * verdict.baseline.breakdown.phase_s["data_wait"]
 
 
 @pytest.mark.slow
