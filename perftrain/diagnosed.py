@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import partial
@@ -11,7 +12,8 @@ from typing import Any
 from perftrain.attach.launch import Watched, folder_of, watch
 from perftrain.attach.orders import Orders
 from perftrain.compare.script import NOTHING, Asked, ScriptFailed
-from perftrain.diagnose.ranking import diagnose, wanted_probes
+from perftrain.diagnose.input_rules import without_loading
+from perftrain.diagnose.ranking import HEALTHY_BELOW, diagnose, wanted_probes
 from perftrain.diagnose.seen import Probe, Seen, probes_of
 from perftrain.facts import Diagnosis, PerftrainError
 from perftrain.options import Line, as_overrides, check
@@ -58,9 +60,13 @@ def diagnose_program(
         fewer = _fewer_threads(program, seen, progress) if "threads" in wishes and seen.threads > seen.cores else {}
         wishes = tuple(w for w in wishes if w not in fewer)
         horizon = None if first.ended_early else len(seen.process["rows"])
+        began = time.monotonic()
         probed, error = _probe(program, seen, wishes, left, progress, base, horizon)
-        probed |= fewer
-        seen, runs["probe_error"] = replace(seen, probes=probed), error
+        seen, runs["probe_error"] = replace(seen, probes={**probed, **fewer}), error
+        if tuple(wishes) == ("cached_batches",) and (more := wanted_probes(seen)) and without_loading(seen) < HEALTHY_BELOW:
+            left -= time.monotonic() - began
+            again, _ = _probe(program, seen, more, left, progress, base, horizon) if left > 5 else ({}, "")
+            seen = replace(seen, probes={**seen.probes, **again})
     return diagnose(seen), seen, runs
 
 

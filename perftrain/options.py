@@ -47,6 +47,7 @@ perftrain: every speed optimization of a PyTorch training is a switch, and every
   perftrain diagnose [overrides]                      what rules a step, how much it can give, what to try and what not to
   perftrain diagnose train.py [its arguments]         the same for any training script, unedited (or -m package.module)
   perftrain try amp,workers=4 train.py [its arguments] the same verdict on any training script, unedited
+  perftrain try --apply amp train.py [its arguments]  run the script to its end with the switches on
   perftrain tune [overrides | train.py its arguments] try what the diagnosis recommends, one by one; keep what is proved
   perftrain gate --baseline FILE train.py             exit code 3 if it is slower than it was (--against REV: than that commit)
   perftrain opts                                      the switches, and which of them run here
@@ -76,7 +77,7 @@ class Line:
     program: tuple[str, ...] = ()
     """A script (or ``-m module``) with its arguments."""
     full: bool = False
-    """``--full``: let the script run to its end."""
+    """``--full``, ``try --apply``: let the script run to its end."""
     markdown: bool = False
     open: bool = False
     """Of ``report``: to standard output as Markdown; in a browser."""
@@ -114,8 +115,8 @@ def sort_out(arguments: Sequence[str]) -> Line:
         raise PerftrainError(
             "gate needs a script and what it is compared with: perftrain gate --baseline FILE train.py, or --against REVISION."
         )
-    full = "--full" in rest and verb == "diagnose"
-    rest = [a for a in rest if not (full and a == "--full")]
+    full = ("--full" in rest and verb == "diagnose") or ("--apply" in rest and verb == "try")
+    rest = [a for a in rest if not (full and a in ("--full", "--apply"))]
     if program:
         return Line(verb, _before_program(verb, rest), flags=flags, program=tuple(program), full=full)
     if verb == "try":
@@ -145,7 +146,8 @@ def _take_program(arguments: list[str]) -> tuple[list[str], list[str]]:
     """What is ours, and the script with all that follows it."""
     if not arguments or arguments[0] not in WITH_PROGRAM:
         return arguments, []
-    skip, first = False, 2 if arguments[0] == "try" else 1  # try amp train.py: the first word names switches
+    names = 3 if arguments[1:2] == ["--apply"] else 2
+    skip, first = False, names if arguments[0] == "try" else 1  # try amp train.py: the first word names switches
     for i, word in enumerate(arguments[first:], first):
         if skip:
             skip = False

@@ -11,14 +11,16 @@ from typing import Any
 from perftrain.attach.facts_of import cores
 from perftrain.attach.launch import command_of
 from perftrain.compare.duet import Protocol
-from perftrain.compare.script import sort_switches, try_on_script
+from perftrain.compare.gate import against_copy
+from perftrain.compare.script import ScriptFailed, apply, sort_switches, try_on_script
 from perftrain.diagnosed import Telling, json_path
 from perftrain.facts import PerftrainError
 from perftrain.fronts import RecipeFront, ScriptFront
 from perftrain.options import Line, as_overrides, check
 from perftrain.report import terminal
-from perftrain.report.jsonfile import verdict_json, write_json
-from perftrain.report.tuning import print_tuned, tune_json
+from perftrain.report.jsonfile import verdict_json, write_json, write_text
+from perftrain.report.tuning import print_edits, print_tuned, tune_json
+from perftrain.tune.edits import edit_script
 from perftrain.tune.search import Front, Settings, tune
 
 
@@ -27,6 +29,8 @@ def try_line(line: Line, watcher: Any) -> int:
     path = json_path(line)
     asked = sort_switches([w for w in line.overrides[0].strip("[]").split(",") if w], cores())
     command_of(line.program)  # no such script: said before anything runs
+    if line.full:
+        return 1 if apply(line.program, asked) else 0
     protocol = Protocol(budget_s=float(line.flags.get("--budget", Protocol.budget_s)))
     verdict = try_on_script(line.program, asked, protocol, Telling(watcher))
     console = terminal.stdout_console()
@@ -52,17 +56,58 @@ def tune_line(line: Line, watcher: Any) -> int:
     settings = tune_settings(line) if line.program else None
     front, settings, name = _script(line, watcher, settings) if settings else _recipe(line, watcher)
     found = tune(front, settings, lambda said: watcher.say(f"perftrain: {said}"))
+    runs = Path(line.flags.get("--runs", "runs"))
+    edited = write_edits(line.program, found.kept, runs, Telling(watcher)) if line.program and found.kept else None
     console = terminal.stdout_console()
     console.rule(style="dim")
     print_tuned(console, name, found)
-    facts = {"schema": 1, "tune": tune_json(found, name, f"perftrain tune {name}")}
-    kept = Path(line.flags.get("--runs", "runs")) / "tune" / f"{hashlib.sha256(name.encode()).hexdigest()[:12]}-result.json"
+    facts: dict[str, Any] = {"schema": 1, "tune": tune_json(found, name, f"perftrain tune {name}")}
+    if edited is not None:
+        print_edits(console, edited)
+        facts["tune"]["edit"] = edited
+    elif found.kept:
+        facts["tune"]["tuned_yaml"] = write_overrides(found.kept, runs)
+        watcher.say(f"perftrain: the kept switches as overrides: {facts['tune']['tuned_yaml']}")
+    kept = runs / "tune" / f"{hashlib.sha256(name.encode()).hexdigest()[:12]}-result.json"
     kept.parent.mkdir(parents=True, exist_ok=True)
     write_json(kept, facts)
     watcher.say(f"perftrain: kept in {kept}; a page of it: perftrain report {kept}")
     if path:
         write_json(path, facts)
     return 0
+
+
+def write_edits(program: Sequence[str], kept: Sequence[str], runs: Path, tell: Telling) -> dict[str, Any] | None:
+    """The kept switches written into a copy of the script, which is measured against the script as it is."""
+    if program[0] == "-m":
+        return None
+    script = Path(program[0])
+    found = edit_script(script.read_text(), kept, script.name)
+    folder = runs / "tune" / ledger_path(str(runs), program).stem
+    folder.mkdir(parents=True, exist_ok=True)
+    copy, diff = folder / script.name, folder / f"{script.stem}.diff"
+    write_text(copy, found.source)
+    write_text(diff, found.diff)
+    edited: dict[str, Any] = {"diff": str(diff), "copy": str(copy), "text": found.diff, "by_hand": list(found.by_hand), "proof": None}
+    if found.diff:
+        try:
+            gate = against_copy([str(script), *program[1:]], [str(copy), *program[1:]], 40.0, 0.02, tell)
+            edited["proof"] = {"speedup": 1 / gate.slowdown, "ci95": [1 / gate.high, 1 / gate.low], "runs": gate.runs}
+        except ScriptFailed as error:
+            edited["proof_failed"] = str(error)
+    return edited
+
+
+def write_overrides(kept: Sequence[str], runs: Path) -> str:
+    """``tuned.yaml``: the kept switches as the ``opt`` part of a configuration."""
+    numbers = RecipeFront.NUMBERS
+    lines = ["# Written by perftrain tune; the same as overrides:", f"#   +opt=[{','.join(k.partition('=')[0] for k in kept)}]", "opt:"]
+    for name, _, value in (k.partition("=") for k in kept):
+        lines += [f"  {name}:", f"    {numbers[name]}: {value}"] if value else [f"  {name}: {{}}"]
+    path = runs / "tune" / "tuned.yaml"
+    path.parent.mkdir(parents=True, exist_ok=True)
+    write_text(path, "\n".join(lines) + "\n")
+    return str(path)
 
 
 def _script(line: Line, watcher: Any, settings: Settings) -> tuple[Front, Settings, str]:

@@ -45,7 +45,7 @@ def test_wheel_has_every_module_and_config(tmp_path: Path) -> None:
         f"{package}/{file.relative_to(ROOT / folder).as_posix()}"
         for package, folder in (("perftrain", "perftrain"), ("perftrain_recipes", "recipes"), ("perftrain_configs", "configs"))
         for file in (ROOT / folder).rglob("*")
-        if file.suffix in (".py", ".yaml") or file.name == "py.typed"
+        if file.suffix in (".py", ".yaml", ".j2") or file.name == "py.typed"
     }
     assert len(expected) > 50
     assert expected <= packed, f"not in the wheel: {sorted(expected - packed)}"

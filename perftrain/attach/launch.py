@@ -104,7 +104,7 @@ def watch(
 
 def _environment(orders: Path, more: dict[str, str]) -> dict[str, str]:
     package = str(Path(perftrain.__file__).parent.parent)
-    before = [p for p in os.environ.get("PYTHONPATH", "").split(os.pathsep) if p]
+    before = [p for p in {**os.environ, **more}.get("PYTHONPATH", "").split(os.pathsep) if p]
     reachable = [] if package in before or "site-packages" in package else [package]
     return {
         "KINETO_LOG_LEVEL": "99", **os.environ, **more, "PERFTRAIN_ATTACH": str(orders),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import os
 import random
 import statistics
 import subprocess
@@ -10,6 +11,7 @@ import tempfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -40,13 +42,20 @@ class Gate:
     slower: bool
 
 
-def run_step_s(program: Sequence[str], each_s: float, tell: Tell, what: str, folder: str | None = None) -> float:
-    """Mean seconds of a step in one fresh run."""
+def run_step_s(program: Sequence[str], each_s: float, tell: Tell, what: str, folder: str | None = None, modules: str = "") -> float:
+    """Mean seconds of a step in one fresh run; ``modules``: a further folder to import from."""
     orders = Orders("", "", trace=False, observe_s=each_s, least_steps=20, most_s=3 * each_s, saving=False)
-    found = watch(program, orders, lambda steps, s: tell(what, s, each_s), START_LIMIT_S, quiet=True, folder_of_program=folder)
+    path = os.pathsep.join(filter(None, [modules, os.environ.get("PYTHONPATH", "")]))
+    environment = {"PYTHONPATH": path} if modules else {}
+    say = partial(_say, tell, what, each_s)
+    found = watch(program, orders, say, START_LIMIT_S, quiet=True, environment=environment, folder_of_program=folder)
     if not found.processes or len(found.processes[0]["rows"]) < 8:
         raise ScriptFailed(found.code, found.error)
     return Seen(found.processes[0]).step_s
+
+
+def _say(tell: Tell, what: str, may_s: float, _: int, seconds: float) -> None:
+    tell(what, seconds, may_s)
 
 
 def identity(program: Sequence[str]) -> dict[str, Any]:
@@ -85,6 +94,27 @@ def against_stored(program: Sequence[str], stored: Mapping[str, Any], budget_s: 
     center = statistics.fmean(new) - statistics.fmean(old)
     error = math.sqrt(statistics.variance(new) / len(new) + statistics.variance(old) / len(old) + SESSIONS_DIFFER**2)
     return _judged(center, error, len(new) + len(old) - 2, len(new), min_effect)
+
+
+def against_copy(program: Sequence[str], copy: Sequence[str], budget_s: float, min_effect: float, tell: Tell) -> Gate:
+    """An edited copy against the script as it is, in pairs of fresh runs; the copy finds the script's own modules."""
+    each_s, rng = max(3.0, budget_s / RUNS / 2), random.Random(0)
+    ratios = []
+    for number in range(RUNS):
+        step_s = {}
+        for name in rng.sample(["script", "copy"], 2):
+            words = program if name == "script" else copy
+            step_s[name] = run_step_s(
+                words, each_s, tell, f"pair {number + 1} of {RUNS}: {name}", modules=str(Path(program[0]).resolve().parent)
+            )
+        ratios.append(math.log(step_s["copy"] / step_s["script"]))
+    return _paired(ratios, min_effect)
+
+
+def _paired(ratios: Sequence[float], min_effect: float) -> Gate:
+    found = estimate([[r] for r in ratios])
+    slower = found.low > 1 and found.speedup > 1 + min_effect
+    return Gate(found.speedup, found.low, found.high, max(found.resolution, min_effect), len(ratios), slower)
 
 
 def against_revision(program: Sequence[str], revision: str, budget_s: float, min_effect: float, tell: Tell) -> Gate:

@@ -152,6 +152,12 @@ def _same_training(program: Sequence[str], asked: Asked, base: Asked, tell: Tell
     return _judged(asked, losses), [peaks["baseline"], peaks["the variant"]], ""
 
 
+def apply(program: Sequence[str], asked: Asked) -> int:
+    """Run the script to its end with the switches on (from its second step; the loader's and the environment's from the start)."""
+    orders = asked.orders(Orders("", "", trace=False, to_the_end=True))
+    return watch(program, orders, lambda steps, s: None, math.inf, environment=dict(asked.environment)).code
+
+
 def _judged(asked: Asked, losses: Mapping[str, Sequence[float]]) -> Parity:
     own, variant = losses["baseline"], losses["the variant"]
     if asked.numerics is Numerics.EXACT:

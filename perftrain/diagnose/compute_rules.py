@@ -282,7 +282,7 @@ def _memory_or_launch(seen: Seen) -> Cause | None:
     launching, moving = seen.launch_share, seen.elementwise_share
     computing = seen.share("forward", "backward")
     per_call = computing * seen.step_s / max(1.0, seen.calls_per_step)
-    helps = probe is not None and probe.low > 1.1
+    helps = probe is not None and probe.low > 1.15 and probe.speedup > 1.22  # a compiler is a larger change than a flag: it must pay
     tries = [by_probe("compile", probe)] if probe is not None and helps else []
     if launching > moving and launching > 0.4 * computing and seen.calls_per_step > 300 and not _library_loop(seen):
         upper = max(probe.speedup if probe else 1.0, bound(launching * 0.95))

@@ -32,18 +32,26 @@ MOST_WORKERS = 16
 
 
 def input_causes(seen: Seen) -> Iterator[Cause]:
-    if seen.phase_s("data_wait") > 0.05 * seen.step_s and seen.fetching["batches"] >= 2:
+    if seen.fetching["batches"] >= 2 and (seen.share("data_wait") > 0.05 or without_loading(seen) > NOTABLE):
         yield from _loader(seen)
     if found := _padding(seen):
         yield found
 
 
 # --- a DataLoader ---
+def without_loading(seen: Seen) -> float:
+    """How many times as fast the program is with its batches at hand and its workers stopped; 1 if that was not measured."""
+    probe = seen.probes.get("cached_batches")
+    return probe.speedup if probe is not None and probe.blocks and not probe.error else 1.0
+
+
 def _loader(seen: Seen) -> Iterator[Cause]:
     restart = _restart_share(seen)
     if bound(restart) > NOTABLE:
         yield _worker_restart(seen, restart)
     share = max(0.0, seen.share("data_wait") - restart)
+    if seen.workers:  # workers that take the cores away slow the model down, and nobody waits for a batch
+        share = max(share, saved(without_loading(seen)) - restart)
     if bound(share) < NOTABLE:
         return
     sums = seen.fetching

@@ -23,9 +23,10 @@ def wanted_probes(seen: Seen) -> tuple[str, ...]:
     optimizers = seen.process.get("optimizers") or []
     gradients = [i for i in seen.trace.get("inputs", []) if i and i["longest_share"] < 0.85]
     compiled = bool((seen.process.get("compiling") or {}).get("frames"))
-    fed_by_workers = seen.workers > 0 and bound(seen.share("data_wait")) > NOTABLE
-    if fed_by_workers:  # batches run ahead and steal cores: only the program without loading tells what computing costs
-        return ("cached_batches",)
+    loading_cpu = seen.fetching["cpu_s"] / max(1.0, seen.fetching["batches"]) / max(1e-9, seen.cores * seen.step_s)
+    fed_by_workers = seen.workers > 0 and (bound(seen.share("data_wait")) > NOTABLE or loading_cpu > 0.15)
+    if fed_by_workers and "cached_batches" not in seen.probes:
+        return ("cached_batches",)  # batches run ahead and steal cores: only the program without loading tells what computing costs
     wishes = {
         "anomaly_off": bool(seen.process.get("anomaly")),
         "checkpointing_off": bool(seen.process["counts"].get("recomputed_blocks")),

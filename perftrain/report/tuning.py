@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 from rich.console import Console, RenderableType
@@ -63,6 +63,25 @@ def _rest(found: Any) -> Iterable[tuple[str, RenderableType]]:
     after: Diagnosis | None = found.after
     if after is not None:
         yield "what is next", line(after.sentence)
+
+
+def print_edits(console: Console, edited: Mapping[str, Any]) -> None:
+    """The switches as edits of the script, and what the edited copy gave."""
+    console.print()
+    if edited["text"]:
+        paragraph(console, f"written into a copy: {edited['copy']} ({edited['diff']})", "bold")
+        for row in str(edited["text"]).splitlines():
+            paragraph(console, row, "green" if row.startswith("+") else "red" if row.startswith("-") else "dim")
+    proof = edited.get("proof")
+    if proof:
+        paragraph(
+            console,
+            f"the copy against the script, in {proof['runs']} pairs of runs: {units.factor(proof['speedup'], tuple(proof['ci95']))}",
+        )
+    elif edited["text"]:
+        paragraph(console, f"the copy could not be measured: {edited.get('proof_failed', '')}", "yellow")
+    for said in edited["by_hand"]:
+        paragraph(console, f"by hand: {said}")
 
 
 def tune_json(found: Any, program: str, again: str) -> dict[str, Any]:

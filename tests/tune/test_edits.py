@@ -1,0 +1,83 @@
+"""Switches written into a script: the copy says what the switch did, and nothing else changes."""
+
+from __future__ import annotations
+
+import ast
+
+import pytest
+
+from perftrain.tune.edits import edit_script
+
+SCRIPT = '''"""Trains — with a dash."""
+import gc
+import torch
+from torch import nn
+from torch.utils.data import DataLoader
+
+torch.set_num_threads(1)
+torch.autograd.set_detect_anomaly(True)
+
+
+class Trainer:
+    def __init__(self, data):
+        self.net = nn.Linear(8, 1)
+        self.loader = DataLoader(
+            data,
+            batch_size=8,
+            shuffle=True,  # „every epoch“
+        )
+        self.held_out = DataLoader(data, batch_size=8)
+        self.opt = torch.optim.AdamW(self.net.parameters(), lr=1e-3)
+
+    def fit(self):
+        for x in self.loader:
+            self.net(x).mean().backward()
+            self.opt.step()
+            gc.collect()
+'''
+
+
+def changed(*switches: str) -> tuple[list[str], list[str]]:
+    found = edit_script(SCRIPT, switches, "train.py")
+    ast.parse(found.source)
+    lines = [line for line in found.diff.splitlines() if line[:1] in "+-" and line[:3] not in ("+++", "---")]
+    return [line[1:].strip() for line in lines if line[0] == "+"], list(found.by_hand)
+
+
+@pytest.mark.parametrize(
+    ("switch", "written"),
+    [
+        ("fused", "self.opt = torch.optim.AdamW(self.net.parameters(), lr=1e-3, fused=True)"),
+        ("workers=4", "shuffle=True, num_workers=4, persistent_workers=True,  # „every epoch“"),
+        ("threads=2", "torch.set_num_threads(2)"),
+        ("anomaly_off", "torch.autograd.set_detect_anomaly(False)"),
+        ("no_gc", "pass"),
+        ("amp", "self.net.forward = torch.autocast('cpu', dtype=torch.bfloat16)(self.net.forward)"),
+        ("channels_last", "self.net.to(memory_format=torch.channels_last)"),
+        ("compile", "self.net.compile()"),
+    ],
+)
+def test_a_switch_is_written_where_it_belongs(switch: str, written: str) -> None:
+    added, by_hand = changed(switch)
+    assert by_hand == []
+    assert any(written.split(",  #")[0].rstrip(",") in line for line in added), added
+
+
+def test_several_at_once_and_what_cannot_be_written() -> None:
+    added, by_hand = changed("amp", "fused", "workers=2", "checkpointing_off")
+    assert len(added) >= 3
+    assert by_hand == ["checkpointing_off: call the blocks directly instead of torch.utils.checkpoint.checkpoint"]
+
+
+def test_an_argument_that_stands_there_is_changed() -> None:
+    source = "loader = DataLoader(d, shuffle=True, num_workers=0)\n"
+    assert (
+        edit_script(source, ["workers=3"], "t.py").source
+        == "loader = DataLoader(d, shuffle=True, num_workers=3, persistent_workers=True)\n"
+    )
+
+
+def test_a_script_without_such_a_place_is_left_alone() -> None:
+    found = edit_script("print('hello')\n", ["amp", "workers=2"], "t.py")
+    assert found.diff == ""
+    assert len(found.by_hand) == 2
