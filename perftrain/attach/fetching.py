@@ -38,7 +38,7 @@ class Fetching:
     def fetch(self, original: Any, fetcher: Any, index: Any) -> Any:
         """One batch, in whichever process makes it."""
         self._collate = (0.0, 0.0)
-        delay = queued_s()
+        delay = queued_s() if self.sampler is not None else 0.0  # only a worker needs it, and it reads a file
         wall, cpu = time.perf_counter(), time.thread_time()
         try:
             return original(fetcher, index)
@@ -52,7 +52,7 @@ class Fetching:
             s["collate_cpu_s"] += self._collate[1]
             s["wall_s"] += spent - self._collate[0]
             s["cpu_s"] += cpu_spent - self._collate[1]
-            s["delay_s"] += queued_s() - delay
+            s["delay_s"] += queued_s() - delay if delay else 0.0
             if len(self.times) < 2000:
                 self.times.append([now, spent])
 

@@ -272,15 +272,15 @@ def _fetchers(session: Session, fetch: Any) -> None:
 
 
 def _fetcher(session: Session, cls: Any) -> None:
+    from torch.utils.data._utils import worker
+
     original = cls.fetch
 
     def fetched(self: Any, index: Any) -> Any:
-        from torch.utils.data import get_worker_info
-
         try:
             return session.fetching.fetch(original, self, index)
         finally:
-            if get_worker_info() is not None:
+            if worker._worker_info is not None:
                 session.fetching.in_worker()
 
     cls.fetch = fetched
