@@ -75,7 +75,8 @@ def _modules(session: Session, torch: Any) -> None:
         size = len(session.owned)
         found = known.get(module)
         if found is None or found[0] != size:
-            found = known[module] = (size, any(id(p) in session.owned for p in module.parameters()))
+            held = session.owned
+            found = known[module] = (size, any(id(p) in held if held else p.requires_grad for p in module.parameters()))
         return found[1]
 
     def call(self: Any, *args: Any, **kwargs: Any) -> Any:
@@ -149,6 +150,15 @@ def _backward(session: Session, torch: Any) -> None:
 
     for name in ("backward", "grad"):
         setattr(torch.autograd, name, _timed(session, "backward", getattr(torch.autograd, name), begins))
+    timed = torch.autograd.backward
+
+    @functools.wraps(timed)
+    def backward(*args: Any, **kwargs: Any) -> None:
+        timed(*args, **kwargs)
+        if session.anchor is None and not session.optimizers and session.clock.thread == get_ident():
+            session.went_back()
+
+    torch.autograd.backward = backward
 
 
 # --- optimizer ---

@@ -88,6 +88,14 @@ class Session:
         self._direct(row.end_s)
         self.clock.skip()
 
+    def went_back(self) -> None:
+        """A backward pass of a program that has no optimizer of torch: it updates by hand, and backward passes mark its steps."""
+        if not self.first_step_s:
+            self.first_step_s = time.perf_counter() - self.clock.started_s
+        row = self.clock.end_step()
+        self._direct(row.end_s)
+        self.clock.skip()
+
     def _direct(self, now: float) -> None:
         """Once a step: look closer, take turns, stop."""
         done = len(self.clock.rows)

@@ -29,7 +29,8 @@ def comm_causes(seen: Seen) -> Iterator[Cause]:
         f"{calls:.0f} calls a step, {sent / max(1.0, calls) / 1e3:.3g} kB each" if calls else "",
         *top_evidence(seen, "communication"),
     ]
-    if calls >= 8 and sent / calls < SMALL_BYTES:
+    small = calls > 0 and sent / calls < SMALL_BYTES
+    if small and (calls >= 8 or share > 0.6 * saved(upper)):
         edit = by_edit(
             "exchange all gradients in one flat tensor (torch._utils._flatten_dense_tensors), or wrap the model in DistributedDataParallel",
             0.8 * upper,

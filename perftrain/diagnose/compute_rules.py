@@ -182,26 +182,24 @@ def _optimizer(seen: Seen) -> Cause | None:
     gradients = seen.trace.get("gradients") or {}
     sparse = gradients.get("embedding_touched", 1.0) < 0.3 and gradients.get("embedding_share", 0.0) > 0.5
     whole = share + (seen.operation_share(("embedding_dense_backward", "embedding_backward")) if sparse else 0.0)
-    fused = measured(seen, "fused")
+    probes = [p for p in (measured(seen, "fused"), measured(seen, "foreach")) if p is not None]
+    best = max((p for p in probes if p.low > 1.03), key=lambda p: p.speedup, default=None)
     tries: list[Try] = []
-    upper = bound(whole * 0.9 if sparse else share * 0.7)
+    upper = 1.0
     if sparse:
-        tries.append(
-            by_edit(
-                "Embedding(..., sparse=True) with torch.optim.SparseAdam for the tables",
-                0.75 * upper,
-                upper,
-                f"only {gradients['embedding_touched']:.1%} of the rows get a gradient",
-            )
-        )
-    if fused is not None and fused.low > 1.03:
-        tries.append(by_probe("fused", fused))
-        upper = max(upper, fused.speedup) if sparse else fused.speedup
-    elif fused is None and not sparse and _fusible(seen):
+        upper = bound(whole * 0.9)
+        reason = f"only {gradients['embedding_touched']:.1%} of the rows get a gradient"
+        tries.append(by_edit("Embedding(..., sparse=True) with torch.optim.SparseAdam for the tables", 0.75 * upper, upper, reason))
+    if best is not None:
+        tries.append(by_probe(best.name, best))
+        upper = max(upper, best.speedup)
+    elif not probes and not sparse and _fusible(seen):
         upper = bound(share * 0.5)
         tries.append(by_switch("fused", 1.0, upper, "one pass over all parameters"))
-    elif not sparse:
-        upper = 1.0
+    elif share > 0.3 and not sparse:
+        upper = bound(share * 0.6)
+        edit = "a cheaper optimizer, fewer and larger parameters, or gradients accumulated over several backward passes before each update"
+        tries.append(by_edit(edit, bound(share * 0.3), upper, "the update itself takes the time"))
     if share < 0.1 or upper < NOTABLE:
         return None
     about = (seen.process.get("optimizers") or [{}])[0]
@@ -211,7 +209,7 @@ def _optimizer(seen: Seen) -> Cause | None:
         f"only {gradients['embedding_touched']:.1%} of the rows of the embedding tables get a gradient, and all are updated"
         if sparse
         else "",
-        f"fused, in turns: {fused.speedup:.2f}×" if fused else "",
+        *(f"{p.name}, in turns: {p.speedup:.2f}×" for p in probes),
     ]
     return cause(Bottleneck.OPTIMIZER_STEP, whole, upper, 0.85, lines, top_line(seen, "optimizer"), tries)
 

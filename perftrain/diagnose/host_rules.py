@@ -12,6 +12,8 @@ from perftrain.diagnose.seen import Sample, Seen
 from perftrain.facts import Bottleneck, Cause, Evidence
 
 READS_A_NUMBER = re.compile(r"\.item\(|\.tolist\(|\.cpu\(|\.numpy\(|\bfloat\(|\bbool\(|isnan|isfinite|synchronize\(|\.any\(\)|\.all\(\)")
+UPDATES = re.compile(r"\.grad\b|\.data\b.*[-+]=|\.(add_|addcdiv_|sub_|mul_|lerp_)\(")
+"""What an optimizer written by hand looks like."""
 WAITS = ("sleep", "read", "recv", "open", "select", "poll", "urlopen", "load", "acquire", "wait", "get")
 
 
@@ -22,6 +24,8 @@ def host_causes(seen: Seen) -> Iterator[Cause]:
     ):
         if found := _now_and_then(seen, phase, label, edit):
             yield found
+    if found := _evaluation_that_looks_like_training(seen):
+        yield found
     yield from _garbage(seen)
     yield from _between(seen)
     yield from _growth(seen)
@@ -53,6 +57,31 @@ def _now_and_then(seen: Seen, phase: str, label: Bottleneck, edit: str) -> Cause
         )
     ]
     return cause(label, share, upper, 0.9, lines, top_line(seen, phase), tries)
+
+
+def _evaluation_that_looks_like_training(seen: Seen) -> Cause | None:
+    """Now and then a step has many forward passes and no more backward passes than usual: evaluation with gradients on."""
+    rows = seen.process["rows"]
+    if len(seen.window) < 10:
+        return None
+    usual = statistics.median(rows[i][1] for i in seen.window)
+    at = [i for i in seen.window if rows[i][1] >= usual + 4 and rows[i][2] <= seen.backwards_per_step]
+    if not 2 <= len(at) <= 0.5 * len(seen.window):
+        return None
+    times = dict(zip(seen.window, seen.step_times(), strict=True))
+    plain = statistics.median(t for i, t in times.items() if i not in set(at))
+    share = sum(times[i] - plain for i in at) / sum(times.values())
+    upper = bound(share * 0.95)
+    every, each = (at[-1] - at[0]) / (len(at) - 1), sum(times[i] - plain for i in at) / len(at)
+    passes = statistics.fmean(rows[i][1] - usual for i in at)
+    lines = [
+        f"every {every:.0f} steps {passes:.0f} forward passes come without a backward pass: {milliseconds(each)}, {share:.0%} of the time",
+        "gradients are recorded meanwhile, and nobody uses them",
+    ]
+    edit = "evaluate less often, or on a part of the held-out data, under torch.no_grad() and model.eval()"
+    return cause(
+        Bottleneck.LOOP_EVAL, share, upper, 0.85, lines, "", [by_edit(edit, bound(share * 0.5), upper, "the same work is done less often")]
+    )
 
 
 def _saving_share(seen: Seen) -> float:
@@ -112,7 +141,7 @@ def _between(seen: Seen) -> Iterator[Cause]:
     whole = sum(s.seconds for s in samples)
     if whole < 0.3:  # too short a look to say which line
         return
-    groups = {"storage": 0.0, "decode": 0.0, "sync": 0.0, "python": 0.0}
+    groups = {"storage": 0.0, "decode": 0.0, "sync": 0.0, "update": 0.0, "python": 0.0}
     for sample in samples:
         groups[_kind(seen, sample)] += sample.seconds
     labels = {
@@ -147,18 +176,19 @@ def _kind(seen: Seen, sample: Sample) -> str:
         return "decode"
     if READS_A_NUMBER.search(source):
         return "sync"
-    return "python"
+    return "update" if UPDATES.search(source) else "python"
 
 
 EDITS = {
     "storage": "read ahead in other processes: a DataLoader with workers around what this line does",
     "decode": "move it into a Dataset behind a DataLoader with workers, or do it once beforehand",
     "sync": "read numbers back only every so many steps; keep them as tensors on the device until then (loss.detach())",
+    "update": "an optimizer of torch.optim with fused=True instead of a loop over the parameters",
     "python": "do it once for the whole batch in torch or NumPy instead of Python for each element, or less often",
 }
 
 
-CONFIDENCE = {"storage": 0.85, "decode": 0.8, "sync": 0.85, "python": 0.7}
+CONFIDENCE = {"storage": 0.85, "decode": 0.8, "sync": 0.85, "update": 0.8, "python": 0.7}
 
 
 def _named(seen: Seen, kind: str, label: Bottleneck, share: float, samples: list[Sample]) -> Cause:

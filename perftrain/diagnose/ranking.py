@@ -37,6 +37,8 @@ def wanted_probes(seen: Seen) -> tuple[str, ...]:
         "threads": seen.ranks == 1 and seen.threads != seen.cores and not seen.on_cuda,
         "short_batches": bool(gradients) and seen.share("data_wait") > 0,
         "fused": seen.share("optimizer") > 0.08 and any(o.get("can_fuse") and not o.get("fused") for o in optimizers),
+        "foreach": seen.share("optimizer") > 0.08
+        and any(o.get("can_foreach") and not o.get("can_fuse") and not o.get("foreach") for o in optimizers),
         "amp": single > 0.15 and computing > 0.2 and seen.ranks == 1,
         "channels_last": seen.ranks == 1 and seen.operation_share(CONVOLUTION) > 0.12
         and any(r["convolutions"] and not r["channels_last"] for r in roots),

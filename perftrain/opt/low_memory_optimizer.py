@@ -76,7 +76,7 @@ class LowMemoryOptimizer(Switch):
             )
         if any(group.get("maximize") for group in options.groups):
             raise PerftrainError("low_memory_optimizer minimizes only; a parameter group has maximize=True. Leave the switch out.")
-        from torchao import optim
+        from torchao import optim  # pyright: ignore[reportMissingImports]
 
         cls = getattr(optim, options.cls.__name__ + STATES[self.states])
         groups = tuple({name: group[name] for name in KEPT if name in group} for group in options.groups)

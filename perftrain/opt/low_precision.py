@@ -69,11 +69,11 @@ class LowPrecision(Switch):
                 "Leave the switch out."
             )
         if self.dtype == "float8":
-            from torchao.float8 import convert_to_float8_training
+            from torchao.float8 import convert_to_float8_training  # pyright: ignore[reportMissingImports]
 
             return convert_to_float8_training(model, module_filter_fn=by_16)
-        from torchao.prototype.quantized_training import int8_mixed_precision_training
-        from torchao.quantization import quantize_
+        from torchao.prototype.quantized_training import int8_mixed_precision_training  # pyright: ignore[reportMissingImports]
+        from torchao.quantization import quantize_  # pyright: ignore[reportMissingImports]
 
         quantize_(model, int8_mixed_precision_training(), filter_fn=by_16)
         return model

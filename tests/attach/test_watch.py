@@ -164,6 +164,15 @@ def test_many_kinds_of_loops(tmp_path: Path, name: str, body: str) -> None:
         assert seen.share("forward") > 0.1
 
 
+def test_a_script_that_updates_by_hand(tmp_path: Path) -> None:
+    body = "w = torch.zeros(8, requires_grad=True)\nfor _ in range(400):\n    (torch.randn(32, 8) @ w - 1).square().mean().backward()\n"
+    path = script(tmp_path, body + "    with torch.no_grad():\n        w -= 0.1 * w.grad\n    w.grad = None\n", "import torch\n")
+    found = observe(path)
+    assert found.code == 0, found.error
+    assert len(found.processes[0]["rows"]) > 20
+    assert Seen(found.processes[0]).phase_s("backward") > 0
+
+
 @pytest.mark.parametrize("method", ["fork", "spawn"])
 def test_workers_say_what_a_batch_took(tmp_path: Path, method: str) -> None:
     path = script(
