@@ -15,6 +15,7 @@ from perftrain.compare.script import NOTHING, Asked, ScriptFailed
 from perftrain.diagnose.input_rules import without_loading
 from perftrain.diagnose.ranking import HEALTHY_BELOW, diagnose, wanted_probes
 from perftrain.diagnose.seen import Probe, Seen, probes_of
+from perftrain.diagnose.trace_file import read_trace
 from perftrain.facts import Diagnosis, PerftrainError
 from perftrain.options import Line, as_overrides, check
 from perftrain.report import terminal
@@ -162,22 +163,46 @@ def diagnose_line(line: Line, watcher: Any) -> int:
     if budget_s < LEAST_BUDGET_S:
         raise PerftrainError(f"A diagnosis takes {LEAST_BUDGET_S:.0f} s at least; --budget was {budget_s:g}. Try --budget 90.")
     path = json_path(line)
+    if trace := line.flags.get("--trace"):
+        return _of_a_trace(Path(trace), path)
     program = line.program or recipe_program(line)
     diagnosis, seen, runs = diagnose_program(program, budget_s, Telling(watcher), line.full)
     console = terminal.stdout_console()
     console.rule(style="dim")
     name = " ".join(line.program) if line.program else " ".join(line.overrides) or "the default recipe"
-    print_diagnosis(console, name, place_of(seen), diagnosis, _notes(seen, runs))
+    memory = memory_of(seen)
+    print_diagnosis(console, name, place_of(seen), diagnosis, _notes(seen, runs), memory)
     if path:
-        facts = {**diagnosis_json(diagnosis), "program": list(program), "probes": _probes_json(seen)}
+        facts = {**diagnosis_json(diagnosis), "program": list(program), "probes": _probes_json(seen), "memory": memory}
         write_json(path, {"schema": 1, "diagnosis": facts})
     return 1 if runs["code"] else 0
+
+
+def _of_a_trace(trace: Path, path: str | None) -> int:
+    seen = read_trace(trace)
+    diagnosis = diagnose(seen)
+    print_diagnosis(terminal.stdout_console(), str(trace), f"{seen.process['device']} · {seen.trace['steps']} steps traced", diagnosis)
+    if path:
+        write_json(path, {"schema": 1, "diagnosis": {**diagnosis_json(diagnosis), "program": [str(trace)], "probes": []}})
+    return 0
 
 
 def place_of(seen: Seen) -> str:
     """Where the program ran, in one line."""
     ranks = f" · {seen.ranks} ranks" if seen.ranks > 1 else ""
     return f"{seen.process.get('device')} · {seen.cores} cores, {seen.threads} threads · torch {seen.process.get('torch')}{ranks}"
+
+
+def memory_of(seen: Seen) -> dict[str, float]:
+    """Bytes by category: what lives from step to step, what one step allocates on top, the process; and growth per step."""
+    found = dict(seen.trace.get("memory") or {})
+    if "transient_bytes" in seen.trace:
+        found["activations_and_workspace_bytes"] = seen.trace["transient_bytes"]
+    points = seen.process.get("rss") or []
+    if points:
+        found["process_bytes"] = points[-1][1]
+        found["growth_bytes_per_step"] = min(seen.growth_bytes_per_step)
+    return found
 
 
 def _notes(seen: Seen, runs: dict[str, Any]) -> list[str]:

@@ -34,6 +34,9 @@ HYDRA_FLAGS = (
 WITH_PROGRAM = ("diagnose", "try", "tune", "gate")
 GATE_FLAGS = ("--baseline", "--against")
 REPORT_FLAGS = ("--out",)
+TRACE_FLAG = "--trace"
+NOT_YET = ("--nsys", "--ncu")
+"""Of ``diagnose``."""
 """Verbs that take a script."""
 
 HELP = """\
@@ -46,6 +49,7 @@ perftrain: every speed optimization of a PyTorch training is a switch, and every
   perftrain try amp,channels_last [overrides]         the same verdict as a verb
   perftrain diagnose [overrides]                      what rules a step, how much it can give, what to try and what not to
   perftrain diagnose train.py [its arguments]         the same for any training script, unedited (or -m package.module)
+  perftrain diagnose --trace trace.json               the same from what torch.profiler exported, on any machine
   perftrain try amp,workers=4 train.py [its arguments] the same verdict on any training script, unedited
   perftrain try --apply amp train.py [its arguments]  run the script to its end with the switches on
   perftrain tune [overrides | train.py its arguments] try what the diagnosis recommends, one by one; keep what is proved
@@ -107,6 +111,8 @@ def sort_out(arguments: Sequence[str]) -> Line:
         if len(words) != 1:
             raise PerftrainError("report needs one run, sweep folder or JSON file: perftrain report baseline-photos-1a2b3c4d.")
         return Line(verb, tuple(words), flags=flags, markdown="--markdown" in rest, open="--open" in rest)
+    if TRACE_FLAG in flags and (verb != "diagnose" or program or rest):
+        raise PerftrainError("--trace belongs to perftrain diagnose, alone: perftrain diagnose --trace trace.json.")
     if verb != "report" and "--out" in flags:
         raise PerftrainError("--out belongs to perftrain report.")
     if verb != "gate" and (wrong := [f for f in GATE_FLAGS if f in flags]):
@@ -115,6 +121,8 @@ def sort_out(arguments: Sequence[str]) -> Line:
         raise PerftrainError(
             "gate needs a script and what it is compared with: perftrain gate --baseline FILE train.py, or --against REVISION."
         )
+    if verb == "diagnose" and (later := [a for a in (*rest, *program[:1]) if a.partition("=")[0] in NOT_YET]):
+        raise PerftrainError(f"{later[0]} is not in this version: Nsight is not wrapped yet. For a trace of torch.profiler: --trace FILE.")
     full = ("--full" in rest and verb == "diagnose") or ("--apply" in rest and verb == "try")
     rest = [a for a in rest if not (full and a in ("--full", "--apply"))]
     if program:
@@ -151,7 +159,7 @@ def _take_program(arguments: list[str]) -> tuple[list[str], list[str]]:
     for i, word in enumerate(arguments[first:], first):
         if skip:
             skip = False
-        elif word in (*FLAGS, *GATE_FLAGS, *REPORT_FLAGS):
+        elif word in (*FLAGS, *GATE_FLAGS, *REPORT_FLAGS, TRACE_FLAG):
             skip = True
         elif word == "-m" or (not word.startswith("-") and (word.endswith(".py") or Path(word).is_file()) and "=" not in word):
             return arguments[:i], arguments[i:]
@@ -176,7 +184,7 @@ def _take_flags(arguments: list[str]) -> tuple[list[str], dict[str, str]]:
     flags: dict[str, str] = {}
     while arguments:
         name, equals, value = arguments.pop(0).partition("=")
-        if name not in (*FLAGS, *GATE_FLAGS, *REPORT_FLAGS):
+        if name not in (*FLAGS, *GATE_FLAGS, *REPORT_FLAGS, TRACE_FLAG):
             rest.append(name + equals + value)
             continue
         if not equals:

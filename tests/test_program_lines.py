@@ -48,6 +48,7 @@ def test_tune_and_gate() -> None:
         (["gate", "train.py"], "what it is compared with"),
         (["gate", "--baseline", "b.json"], "needs a script"),
         (["diagnose", "--baseline", "b.json", "train.py"], "belongs to perftrain gate"),
+        (["diagnose", "--nsys", "train.py"], "not in this version"),
         (["report"], "one run"),
         (["runs", "--out", "x"], "belongs to perftrain report"),
     ],

@@ -306,7 +306,7 @@ def test_two_processes_that_race_record_one_baseline(tmp_path: Path) -> None:
     told = sorted((child.communicate(timeout=30)[0] for child in children), key=len)
     winner = told[0].split()[1]
     assert told[0] == f"recorded {winner}\n"
-    assert told[1].startswith(f"waited for process {winner} on ")
+    assert told[1].startswith((f"waited for process {winner} on ", "waited for another process"))  # its name may not be written yet
     assert told[1].endswith("found it\n")
     assert len(Store(runs).runs()) == 1
 

@@ -94,6 +94,23 @@ def gradients(optimizers: Iterable[Any], roots: Iterable[Any]) -> dict[str, Any]
     return found
 
 
+def memory(optimizers: Iterable[Any], roots: Iterable[Any]) -> dict[str, int]:
+    """Bytes of what lives from step to step: weights (and buffers), gradients, the optimizer's state."""
+
+    def size(found: Iterable[torch.Tensor]) -> int:
+        return sum({t.data_ptr(): t.numel() * t.element_size() for t in found if t.layout is torch.strided}.values())
+
+    roots, optimizers = list(roots), list(optimizers)
+    weights = [t for r in roots for t in (*r.parameters(), *r.buffers())]
+    weights += [p for o in optimizers for g in o.param_groups for p in g["params"]]
+    state = [v for o in optimizers for s in o.state.values() if isinstance(s, dict) for v in s.values() if isinstance(v, torch.Tensor)]
+    return {
+        "weights_bytes": size(weights),
+        "gradients_bytes": size(p.grad for p in weights if p.grad is not None),
+        "optimizer_bytes": size(state),
+    }
+
+
 def shortened(value: Any, width: int, longest: int) -> Any:
     """``value`` with every tensor of shape (rows, width, ...) cut to its first ``longest`` columns."""
     if isinstance(value, torch.Tensor):

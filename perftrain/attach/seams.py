@@ -206,7 +206,7 @@ def _loaders(session: Session, torch: Any) -> None:
             return following(self)
         clock.stack[0] = "rest"
         clock.enter("data_wait")
-        began = time.perf_counter() if self.__dict__.pop("_perftrain_first", False) else 0.0
+        began, first = time.perf_counter(), self.__dict__.pop("_perftrain_first", False)
         if (loader := self.__dict__.get("_perftrain_loader")) is not None:
             loader["drawn"] += 1
         try:
@@ -216,9 +216,12 @@ def _loaders(session: Session, torch: Any) -> None:
             if session.turns is not None:
                 batch = session.turns.keep(self, batch)
             return batch
+        except StopIteration:
+            session.sums["last_s"] += time.perf_counter() - began  # workers are stopped here
+            raise
         finally:
             clock.leave()
-            if began:
+            if first:
                 session.sums["first_batch_s"] += time.perf_counter() - began
 
     base.__next__ = next_batch

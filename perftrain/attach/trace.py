@@ -43,7 +43,7 @@ class Trace:
 
             if torch.cuda.is_available():
                 activities.append(ProfilerActivity.CUDA)
-            self._profiler = profile(activities=activities, record_shapes=True, with_flops=True)
+            self._profiler = profile(activities=activities, record_shapes=True, with_flops=True, profile_memory=True)
             self._profiler.__enter__()
         except RuntimeError as error:  # the program profiles itself
             self.result = {"failed": str(error)}
@@ -66,6 +66,7 @@ class Trace:
         args, kwargs = self._last
         self._inputs.append(batches.padding(args, kwargs))
         if self.steps == 1:
+            self.result["memory"] = batches.memory(self.session.optimizers.values(), self.session.roots.values())
             self.result["gradients"] = batches.gradients(self.session.optimizers.values(), self.session.roots.values())
         spent = time.perf_counter() - self._began
         if self.steps >= MOST_STEPS or (self.steps >= LEAST_STEPS and spent > ENOUGH_S):
@@ -103,8 +104,11 @@ def by_operation(events: Any) -> dict[str, Any]:
     """Own time, calls, FLOP by phase, operation and dtype; how much of it is in operations of a few microseconds."""
     spans = defaultdict(list)
     device: dict[str, float] = defaultdict(float)
+    allocated: list[tuple[int, int]] = []
     for event in events:
-        if "CUDA" in str(event.device_type()):
+        if event.name() == "[memory]":
+            allocated.append((event.start_ns(), event.nbytes()))
+        elif "CUDA" in str(event.device_type()):
             device[event.name()] += event.duration_ns() / 1e9
         else:
             spans[event.start_thread_id()].append((event.start_ns(), -event.duration_ns(), event))
@@ -120,9 +124,18 @@ def by_operation(events: Any) -> dict[str, Any]:
             if event.name().startswith(PHASE_SPAN):
                 phases[event.name().removeprefix(PHASE_SPAN)] -= negative / 1e9
     return {
-        "operations": rows[:200], "phase_s": phases, "device_s": dict(device),
+        "transient_bytes": _peak(allocated), "operations": rows[:200], "phase_s": phases, "device_s": dict(device),
         "compiled_s": sum(_inside(t, COMPILED) for t in spans.values()), "layout_s": sum(_inside(t, LAYOUT) for t in spans.values()),
     }  # fmt: skip
+
+
+def _peak(allocated: list[tuple[int, int]]) -> int:
+    """The most that was allocated at once above what was there at the beginning."""
+    now = most = 0
+    for _, size in sorted(allocated):
+        now += size
+        most = max(most, now)
+    return most
 
 
 def _inside(thread: list[tuple[int, int, Any]], words: tuple[str, ...]) -> float:

@@ -34,6 +34,8 @@ MOST_WORKERS = 16
 def input_causes(seen: Seen) -> Iterator[Cause]:
     if seen.fetching["batches"] >= 2 and (seen.share("data_wait") > 0.05 or without_loading(seen) > NOTABLE):
         yield from _loader(seen)
+    elif seen.fetching["batches"] < 2 and bound(seen.share("data_wait")) > NOTABLE:
+        yield _waiting(seen)
     if found := _padding(seen):
         yield found
 
@@ -67,6 +69,17 @@ def _loader(seen: Seen) -> Iterator[Cause]:
         yield _workers(seen, share, per_sample_cpu)
     else:
         yield _decode(seen, share, per_sample_cpu)
+
+
+def _waiting(seen: Seen) -> Cause:
+    """A loader that could not be looked into (of another library, or of a trace)."""
+    share = seen.share("data_wait")
+    lines = [
+        f"waiting for batches takes {share:.0%} of the step ({milliseconds(seen.phase_s('data_wait'))} of {milliseconds(seen.step_s)})",
+        "why could not be seen from here: perftrain diagnose train.py looks into torch's DataLoader",
+    ]
+    tries = [by_switch("workers", 1.0, bound(share), "if cores are idle meanwhile, batches can be made beside the model")]
+    return cause(Bottleneck.INPUT_WORKERS, share, bound(share), 0.5, lines, top_line(seen, "data_wait"), tries)
 
 
 def blocked_s(seen: Seen) -> float:
@@ -199,8 +212,7 @@ def _collate(seen: Seen, share: float, per_sample_cpu: float, collate_part: floa
 def _restart_share(seen: Seen) -> float:
     if not seen.workers or seen.loader.get("persistent") or seen.count("worker_starts") <= 0:
         return 0.0
-    usual = seen.fetching["wall_s"] / max(1.0, seen.fetching["batches"]) / max(1, seen.workers)
-    lost = seen.count("iter_s", "sums") + max(0.0, seen.count("first_batch_s", "sums") - seen.count("epochs") * usual * 0)
+    lost = sum(seen.count(part, "sums") for part in ("iter_s", "first_batch_s", "last_s"))
     return min(lost / max(1e-9, seen.whole_step_s), seen.share("data_wait"))
 
 
@@ -208,8 +220,8 @@ def _worker_restart(seen: Seen, share: float) -> Cause:
     epochs = seen.count("epochs")
     lost = share * seen.whole_step_s / max(1e-9, epochs)
     lines = [
-        f"{seen.workers} workers are started anew every {1 / max(1e-9, epochs):.0f} steps; until the first batch "
-        f"comes, {milliseconds(lost)} pass each time",
+        f"{seen.workers} workers are started anew every {1 / max(1e-9, epochs):.0f} steps; starting and stopping them "
+        f"takes {milliseconds(lost)} each time",
         f"that is {share:.0%} of the time",
     ]
     upper = bound(share * 0.95)

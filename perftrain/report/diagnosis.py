@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 
 from rich.console import Console, RenderableType
 from rich.text import Text
@@ -13,7 +13,9 @@ from perftrain.report.bars import PhaseBar, Swatch, looks, phases_of
 from perftrain.report.layout import avoids, line, named, paragraph, table, tries
 
 
-def print_diagnosis(console: Console, program: str, place: str, diagnosis: Diagnosis, notes: Iterable[str] = ()) -> None:
+def print_diagnosis(
+    console: Console, program: str, place: str, diagnosis: Diagnosis, notes: Iterable[str] = (), memory: Mapping[str, float] | None = None
+) -> None:
     """The phase picture, the ruling bottleneck in a sentence, then the causes in order."""
     paragraph(console, program, "bold")
     paragraph(console, place, "dim")
@@ -28,6 +30,9 @@ def print_diagnosis(console: Console, program: str, place: str, diagnosis: Diagn
     if vain:
         console.print()
         console.print(named([("will not help", avoids(vain))]))
+    if memory:
+        console.print()
+        console.print(named([("memory", _memory(memory))]))
     for note in notes:
         paragraph(console, note, "dim")
 
@@ -47,6 +52,13 @@ def print_phases(console: Console, now: StepBreakdown) -> None:
             Swatch(look), line(units.label(phase)), line(units.milliseconds(now.phase_s[phase])), line(units.share(now.share(phase)))
         )
     console.print(key)
+
+
+def _memory(memory: Mapping[str, float]) -> str:
+    """As "weights 9.2 MiB · gradients 9.2 MiB · optimizer 18.4 MiB · activations and workspace 40 MiB · process 812 MiB"."""
+    parts = [f"{units.label(k.removesuffix('_bytes'))} {units.size(int(v))}" for k, v in memory.items() if k.endswith("_bytes")]
+    growth = memory.get("growth_bytes_per_step", 0.0)
+    return " · ".join(parts + ([f"growing by {units.size(int(growth))} a step"] if growth > 50_000 else []))
 
 
 def _cause(number: int, cause: Cause, healthy: bool) -> Iterable[tuple[str, RenderableType]]:
