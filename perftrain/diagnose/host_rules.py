@@ -235,7 +235,8 @@ def _named(seen: Seen, kind: str, label: Bottleneck, share: float, samples: list
 # --- memory ---
 def _growth(seen: Seen) -> Iterator[Cause]:
     """Memory that grows for good, and steps that take longer for it."""
-    times = seen.step_times()
+    waits = [seen._spent(i, "data_wait", 0) if "data_wait" in seen.phases else 0.0 for i in seen.window]
+    times = [t - w for t, w in zip(seen.step_times(), waits, strict=True)]  # a queue that runs dry is no growth
     points = seen.process.get("rss") or []
     first, second = seen.growth_bytes_per_step
     if len(times) < 30 or len(points) < 12:
