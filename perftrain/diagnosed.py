@@ -5,13 +5,12 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import replace
-from functools import partial
 from pathlib import Path
 from typing import Any
 
 from perftrain.attach.launch import Watched, folder_of, watch
 from perftrain.attach.orders import Orders
-from perftrain.compare.script import NOTHING, Asked, ScriptFailed
+from perftrain.compare.script import NOTHING, Asked, ScriptFailed, saying
 from perftrain.diagnose.input_rules import without_loading
 from perftrain.diagnose.ranking import HEALTHY_BELOW, diagnose, wanted_probes
 from perftrain.diagnose.seen import Probe, Seen, probes_of
@@ -93,7 +92,7 @@ def _probe(
         orders = base.orders(_turns(seen, wishes, left_s, horizon))
         limit = float(seen.process.get("first_step_s") or 0.0) + orders.probe_s + (60.0 if "compile" in wishes else 15.0)
         what = f"taking turns: {', '.join(n.replace('_', ' ') for n in wishes)}"
-        say = partial(_tell, progress, what, orders.probe_s)
+        say = saying(progress, what, orders.probe_s)
         again = watch(program, orders, say, limit, quiet=True, environment=dict(base.environment))
         found = probes_of(again.processes[0], wishes) if again.processes else {}
         if found or not again.code:
@@ -107,15 +106,11 @@ def _probe(
 def _fewer_threads(program: Sequence[str], seen: Seen, progress: Progress) -> dict[str, Probe]:
     """More threads than cores: a pool that was once that large cannot be judged in turns, so a whole run is."""
     orders = Orders("", "", observe_s=5.0, most_s=10.0, trace=False, saving=False, threads=seen.cores)
-    again = watch(program, orders, partial(_tell, progress, f"with {seen.cores} threads", 5.0), START_LIMIT_S, quiet=True)
+    again = watch(program, orders, saying(progress, f"with {seen.cores} threads", 5.0), START_LIMIT_S, quiet=True)
     if not again.processes or len(again.processes[0]["rows"]) < 5:
         return {}
     speedup = seen.step_s / Seen(again.processes[0]).step_s
     return {"threads": Probe("threads", speedup, speedup / RUNS_DIFFER, speedup * RUNS_DIFFER, 1)}
-
-
-def _tell(progress: Progress, what: str, may_s: float, _: int, seconds: float) -> None:
-    progress(what, seconds, may_s)
 
 
 def _turns(seen: Seen, wishes: Sequence[str], left_s: float, horizon: int | None) -> Orders:

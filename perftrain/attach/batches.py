@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
 import torch
@@ -128,8 +128,3 @@ def longest_of(value: Any) -> tuple[int, int] | None:
     """(width, longest row) of a padded batch, or None."""
     found = padding((value,), {})
     return (found["width"], max(1, round(found["longest_share"] * found["width"]))) if found else None
-
-
-def sizes(args: Sequence[Any], kwargs: Mapping[str, Any]) -> int:
-    """Leading size of the first tensor: how many samples a call gets."""
-    return next((t.shape[0] for t in tensors((args, kwargs)) if t.dim()), 0)

@@ -134,7 +134,7 @@ def record(session: Session) -> dict[str, Any]:
         "kinds": session.turns.kinds if session.turns else [], "probe_errors": session.turns.errors if session.turns else {},
         "traced": sorted(session.traced_rows), "first_step_s": session.first_step_s, "counts": dict(session.counts),
         "sums": dict(session.sums), "before": list(session.before), "samples": session.sampler.rows() if session.sampler else [],
-        "fetching": {**session.fetching.sums, "times": session.fetching.times}, "trace": session.trace.result,
+        "fetching": session.fetching.sums, "trace": session.trace.result,
         "losses": [float(loss) for loss in session.losses], "peak_bytes": peak_bytes(),
         "compiling": compiling(session), "rss": session.rss, "start_s": clock.started_s,
     }  # fmt: skip

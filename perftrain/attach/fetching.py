@@ -23,7 +23,6 @@ class Fetching:
     def __init__(self, folder: Path, thread: int) -> None:
         self.folder, self.pid, self.thread = folder, os.getpid(), thread
         self.sums = {"batches": 0, "samples": 0, "wall_s": 0.0, "cpu_s": 0.0, "delay_s": 0.0, "collate_wall_s": 0.0, "collate_cpu_s": 0.0}
-        self.times: list[list[float]] = []
         self.sampler: Sampler | None = None
         self._collate = (0.0, 0.0)
         self._flushed = time.perf_counter()
@@ -53,8 +52,6 @@ class Fetching:
             s["wall_s"] += spent - self._collate[0]
             s["cpu_s"] += cpu_spent - self._collate[1]
             s["delay_s"] += queued_s() - delay if delay else 0.0
-            if len(self.times) < 2000:
-                self.times.append([now, spent])
 
     def in_worker(self) -> None:
         """Called in a loader's worker after each batch: look at its stack as well, and leave the sums now and then."""

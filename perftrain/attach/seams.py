@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import functools
 import inspect
-import os
 import time
 import weakref
 from collections.abc import Callable
@@ -378,5 +377,5 @@ def _extras(session: Session, torch: Any) -> None:
     if offset := session.orders.seed_offset:
         seeded = torch.manual_seed
         torch.manual_seed = lambda seed: seeded(int(seed) + offset)
-    if os.environ.get("PERFTRAIN_ATTACH") and hasattr(torch, "cuda") and torch.cuda.is_available():
+    if torch.cuda.is_available():
         torch.cuda.synchronize = _timed(session, "sync", torch.cuda.synchronize)

@@ -11,13 +11,12 @@ import tempfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
 from typing import Any
 
 from perftrain.attach.launch import watch
 from perftrain.attach.orders import Orders
-from perftrain.compare.script import START_LIMIT_S, ScriptFailed
+from perftrain.compare.script import START_LIMIT_S, ScriptFailed, saying
 from perftrain.diagnose.seen import Seen
 from perftrain.facts import PerftrainError
 from perftrain.measure import machine
@@ -47,15 +46,11 @@ def run_step_s(program: Sequence[str], each_s: float, tell: Tell, what: str, fol
     orders = Orders("", "", trace=False, observe_s=each_s, least_steps=20, most_s=3 * each_s, saving=False)
     path = os.pathsep.join(filter(None, [modules, os.environ.get("PYTHONPATH", "")]))
     environment = {"PYTHONPATH": path} if modules else {}
-    say = partial(_say, tell, what, each_s)
+    say = saying(tell, what, each_s)
     found = watch(program, orders, say, START_LIMIT_S, quiet=True, environment=environment, folder_of_program=folder)
     if not found.processes or len(found.processes[0]["rows"]) < 8:
         raise ScriptFailed(found.code, found.error)
     return Seen(found.processes[0]).step_s
-
-
-def _say(tell: Tell, what: str, may_s: float, _: int, seconds: float) -> None:
-    tell(what, seconds, may_s)
 
 
 def identity(program: Sequence[str]) -> dict[str, Any]:

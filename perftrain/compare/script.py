@@ -184,8 +184,13 @@ def _failed(found: Watched) -> str:
     return f"it ended with exit code {found.code}: {last}" if found.code else "it trained fewer than three steps"
 
 
+def saying(tell: Tell, what: str, may_s: float) -> Callable[[int, float], None]:
+    """What :func:`watch` calls while a run goes on."""
+    return lambda steps, seconds: tell(what, seconds, may_s)
+
+
 def _run(program: Sequence[str], orders: Orders, environment: Mapping[str, str], what: str, tell: Tell, may_s: float = 10.0) -> Watched:
-    return watch(program, orders, lambda steps, s: tell(what, s, may_s), START_LIMIT_S, quiet=True, environment=dict(environment))
+    return watch(program, orders, saying(tell, what, may_s), START_LIMIT_S, quiet=True, environment=dict(environment))
 
 
 # --- how fast? ---
