@@ -11,11 +11,16 @@ from typing import Any
 from perftrain.attach.launch import Watched, folder_of, watch
 from perftrain.attach.orders import Orders
 from perftrain.compare.script import NOTHING, Asked, ScriptFailed, saying
+from perftrain.data.user_cache import cache_folder
 from perftrain.diagnose.input_rules import without_loading
+from perftrain.diagnose.memory import memory_facts
 from perftrain.diagnose.ranking import HEALTHY_BELOW, diagnose, wanted_probes
+from perftrain.diagnose.roofline import roofline
 from perftrain.diagnose.seen import Probe, Seen, probes_of
 from perftrain.diagnose.trace_file import read_trace
 from perftrain.facts import Diagnosis, PerftrainError
+from perftrain.measure.known_peaks import known_peaks
+from perftrain.measure.machine import describe, machine_id
 from perftrain.options import Line, as_overrides, check
 from perftrain.report import terminal
 from perftrain.report.diagnosis import print_diagnosis
@@ -24,6 +29,7 @@ from perftrain.report.jsonfile import diagnosis_json, write_json
 LEAST_BUDGET_S = 20.0
 START_LIMIT_S = 600.0
 """A program that has not trained a step by then is given up."""
+PEAKS_TAKE_S = 6.0
 RUNS_DIFFER = 1.08
 """Two runs of the same program differ by so much (benchmarks/measuring/scatter.py)."""
 Progress = Callable[[str, float, float], None]
@@ -47,6 +53,7 @@ def diagnose_program(
     orders = base.orders(
         Orders("", "", observe_s=min(10.0, 0.5 * watched_s), most_s=watched_s, to_the_end=to_the_end, saving=not base.names)
     )
+    began_s = time.monotonic()
     first = watch(
         program, orders, lambda steps, s: progress(f"watching the program: {steps} steps", s, watched_s), START_LIMIT_S + watched_s,
         quiet=quiet or bool(base.names), environment=dict(base.environment),
@@ -67,7 +74,16 @@ def diagnose_program(
             left -= time.monotonic() - began
             again, _ = _probe(program, seen, more, left, progress, base, horizon) if left > 5 else ({}, "")
             seen = replace(seen, probes={**seen.probes, **again})
+    if seen.computing and budget_s - (time.monotonic() - began_s) > PEAKS_TAKE_S:
+        progress("measuring what this machine can do at most", 0.0, PEAKS_TAKE_S)
+        seen = replace(seen, peaks=_peaks(seen))
     return diagnose(seen), seen, runs
+
+
+def _peaks(seen: Seen) -> dict[str, Any]:
+    """Measured once for a machine, its torch and a number of threads; kept in the user's cache."""
+    name = f"{machine_id(describe())}-{seen.process['device']}-{seen.threads}-{seen.process['torch']}.json"
+    return known_peaks(cache_folder() / "peaks" / name, str(seen.process["device"]), seen.threads)
 
 
 def _seen(watched: Watched, program: Sequence[str]) -> Seen:
@@ -165,10 +181,16 @@ def diagnose_line(line: Line, watcher: Any) -> int:
     console = terminal.stdout_console()
     console.rule(style="dim")
     name = " ".join(line.program) if line.program else " ".join(line.overrides) or "the default recipe"
-    memory = memory_of(seen)
+    memory = memory_facts(seen)
     print_diagnosis(console, name, place_of(seen), diagnosis, _notes(seen, runs), memory)
     if path:
-        facts = {**diagnosis_json(diagnosis), "program": list(program), "probes": _probes_json(seen), "memory": memory}
+        facts = {
+            **diagnosis_json(diagnosis),
+            "program": list(program),
+            "probes": _probes_json(seen),
+            "memory": memory,
+            "roofline": roofline(seen),
+        }
         write_json(path, {"schema": 1, "diagnosis": facts})
     return 1 if runs["code"] else 0
 
@@ -186,18 +208,6 @@ def place_of(seen: Seen) -> str:
     """Where the program ran, in one line."""
     ranks = f" · {seen.ranks} ranks" if seen.ranks > 1 else ""
     return f"{seen.process.get('device')} · {seen.cores} cores, {seen.threads} threads · torch {seen.process.get('torch')}{ranks}"
-
-
-def memory_of(seen: Seen) -> dict[str, float]:
-    """Bytes by category: what lives from step to step, what one step allocates on top, the process; and growth per step."""
-    found = dict(seen.trace.get("memory") or {})
-    if "transient_bytes" in seen.trace:
-        found["activations_and_workspace_bytes"] = seen.trace["transient_bytes"]
-    points = seen.process.get("rss") or []
-    if points:
-        found["process_bytes"] = points[-1][1]
-        found["growth_bytes_per_step"] = min(seen.growth_bytes_per_step)
-    return found
 
 
 def _notes(seen: Seen, runs: dict[str, Any]) -> list[str]:

@@ -1,6 +1,6 @@
 """What makes two identical programs differ? The scatter of step times between steps, builds and processes, by settings.
 
-    python benchmarks/measuring/scatter.py          # about six minutes on 2 cores
+    python benchmarks/measuring/scatter.py          # about a quarter of an hour on 2 cores
 
 Every setting gets fresh processes in turn; in each the recipe is built several times and trained for a stretch. Figures are
 standard deviations of the log of the step time: between steps of a build, between the means of builds of a process, and
@@ -65,6 +65,7 @@ def main() -> None:
     parser.add_argument("--builds", type=int, default=4)
     options = parser.parse_args()
     described = machine.describe()
+    file = RESULTS / f"scatter-{machine.machine_id(described)}-{date.today()}.md"
     lines = [
         f"# Scatter of step times on {described['cpu_model']}, {described['cores_usable']} cores, {date.today()}",
         "",
@@ -82,10 +83,11 @@ def main() -> None:
         for name, environment in SETTINGS.items():
             lines.append(f"| {name} | {measure(recipe, environment, options.processes, options.builds)} |")
             print(lines[-1], flush=True)
+            file.write_text("\n".join(lines) + "\n")  # row by row: a run that is stopped keeps what it measured
         steady = SETTINGS["both (measure.stabilize)"]
         lines.append(f"| both, loader workers | {measure(recipe, steady, options.processes, options.builds, workers=True)} |")
-    file = RESULTS / f"scatter-{machine.machine_id(described)}-{date.today()}.md"
-    file.write_text("\n".join(lines) + "\n")
+        print(lines[-1], flush=True)
+        file.write_text("\n".join(lines) + "\n")
     print(f"written: {file}")
 
 

@@ -95,7 +95,7 @@ def gradients(optimizers: Iterable[Any], roots: Iterable[Any]) -> dict[str, Any]
 
 
 def memory(optimizers: Iterable[Any], roots: Iterable[Any]) -> dict[str, int]:
-    """Bytes of what lives from step to step: weights (and buffers), gradients, the optimizer's state."""
+    """Bytes of what lives from step to step (weights and buffers, gradients, the optimizer's state), and what is free."""
 
     def size(found: Iterable[torch.Tensor]) -> int:
         return sum({t.data_ptr(): t.numel() * t.element_size() for t in found if t.layout is torch.strided}.values())
@@ -108,7 +108,27 @@ def memory(optimizers: Iterable[Any], roots: Iterable[Any]) -> dict[str, int]:
         "weights_bytes": size(weights),
         "gradients_bytes": size(p.grad for p in weights if p.grad is not None),
         "optimizer_bytes": size(state),
+        **room(),
     }
+
+
+def room() -> dict[str, int]:
+    """``free_bytes``: what could still be allocated. On a device also ``fragmented_bytes``: reserved, in pieces that nobody uses.
+
+    Source: ``torch.cuda.memory_stats`` (``inactive_split_bytes``), ``torch.cuda.mem_get_info``; MemAvailable of /proc/meminfo.
+    """
+    if torch.cuda.is_available() and torch.cuda.is_initialized():
+        stats = torch.cuda.memory_stats()
+        unused = torch.cuda.memory_reserved() - torch.cuda.memory_allocated()
+        return {
+            "free_bytes": torch.cuda.mem_get_info()[0] + unused,
+            "fragmented_bytes": stats.get("inactive_split_bytes.all.current", 0),
+        }
+    try:
+        with open("/proc/meminfo") as f:
+            return {"free_bytes": next(int(line.split()[1]) * 1024 for line in f if line.startswith("MemAvailable"))}
+    except (OSError, StopIteration, ValueError):
+        return {}
 
 
 def shortened(value: Any, width: int, longest: int) -> Any:

@@ -26,6 +26,7 @@ class Fetching:
         self.sampler: Sampler | None = None
         self._collate = (0.0, 0.0)
         self._flushed = time.perf_counter()
+        self._before: dict[str, int] = {}
 
     def collate(self, function: Any, samples: Any) -> Any:
         wall, cpu = time.perf_counter(), time.thread_time()
@@ -37,6 +38,8 @@ class Fetching:
     def fetch(self, original: Any, fetcher: Any, index: Any) -> Any:
         """One batch, in whichever process makes it."""
         self._collate = (0.0, 0.0)
+        if not self._before:
+            self._before = transferred()
         delay = queued_s() if self.sampler is not None else 0.0  # only a worker needs it, and it reads a file
         wall, cpu = time.perf_counter(), time.thread_time()
         try:
@@ -66,10 +69,27 @@ class Fetching:
         if not self.sums["batches"] or not (last or now - self._flushed > FLUSH_EVERY_S):
             return
         self._flushed = now
+        self.sums |= {name: amount - self._before.get(name, amount) for name, amount in transferred().items()}
         path = self.folder / f"fetch-{self.pid}.json"
         content = {**self.sums, "pid": self.pid, "rows": self.sampler.rows()[:100] if self.sampler else []}
         path.with_suffix(".tmp").write_text(json.dumps(content))
         path.with_suffix(".tmp").replace(path)
+
+
+def transferred() -> dict[str, int]:
+    """Bytes so far that this process read from files (``read_bytes``) and that came from the disk itself (``disk_bytes``; the rest was
+    in memory already), and that the machine received from other machines (``received_bytes``); Linux only."""
+    found = {}
+    try:
+        with open("/proc/self/io") as f:
+            told = dict(line.split(": ") for line in f)
+        found = {"read_bytes": int(told["rchar"]), "disk_bytes": int(told["read_bytes"])}
+        with open("/proc/net/dev") as f:
+            links = [line.split(":") for line in f if ":" in line]
+        found["received_bytes"] = sum(int(numbers.split()[0]) for name, numbers in links if name.strip() != "lo")
+    except (OSError, KeyError, ValueError, IndexError):
+        pass
+    return found
 
 
 def queued_s() -> float:

@@ -3,20 +3,15 @@
 from __future__ import annotations
 
 import time
-from collections import defaultdict
 from typing import TYPE_CHECKING, Any
 
 from perftrain.attach import batches
+from perftrain.attach.operations import PHASE_SPAN, STEP_MARK, by_operation, memory_of_a_step
 
 if TYPE_CHECKING:
     from perftrain.attach.session import Session
 
 LEAST_STEPS, ENOUGH_S, MOST_STEPS = 2, 0.5, 20
-PHASE_SPAN = "perftrain::"
-COMPILED = ("CompiledFxGraph",)
-LAYOUT = ("aten::contiguous", "aten::clone")
-TINY_S = 20e-6
-"""An operation shorter than this costs about as much to launch as to do."""
 
 
 class Trace:
@@ -43,7 +38,7 @@ class Trace:
 
             if torch.cuda.is_available():
                 activities.append(ProfilerActivity.CUDA)
-            self._profiler = profile(activities=activities, record_shapes=True, with_flops=True, profile_memory=True)
+            self._profiler = profile(activities=activities, record_shapes=True, profile_memory=True)
             self._profiler.__enter__()
         except RuntimeError as error:  # the program profiles itself
             self.result = {"failed": str(error)}
@@ -62,7 +57,10 @@ class Trace:
             self._open.append(record_function(PHASE_SPAN + phase).__enter__())
 
     def step_done(self) -> None:
-        self.steps += 1
+        from torch.profiler import record_function
+
+        with record_function(STEP_MARK):
+            self.steps += 1
         args, kwargs = self._last
         self._inputs.append(batches.padding(args, kwargs))
         if self.steps == 1:
@@ -93,83 +91,10 @@ class Trace:
         except Exception as error:
             self.result["failed"] = str(error)
             return
+        events = list(events)
         self.result.update(
             steps=max(1, self.steps), wall_s=wall_s, **by_operation(events), forwards=self._forwards, inputs=[i for i in self._inputs if i]
         )
+        self.result["memory"] = {**self.result.get("memory", {}), **memory_of_a_step(events)}
         self._profiler = None
         self._last = ((), {})
-
-
-def by_operation(events: Any) -> dict[str, Any]:
-    """Own time, calls, FLOP by phase, operation and dtype; how much of it is in operations of a few microseconds."""
-    spans = defaultdict(list)
-    device: dict[str, float] = defaultdict(float)
-    allocated: list[tuple[int, int]] = []
-    for event in events:
-        if event.name() == "[memory]":
-            allocated.append((event.start_ns(), event.nbytes()))
-        elif "CUDA" in str(event.device_type()):
-            device[event.name()] += event.duration_ns() / 1e9
-        else:
-            spans[event.start_thread_id()].append((event.start_ns(), -event.duration_ns(), event))
-    ops: dict[tuple[str, str, str], list[float]] = defaultdict(lambda: [0, 0.0, 0.0, 0, 0.0])
-    for thread in spans.values():
-        thread.sort(key=lambda span: span[:2])
-        _own_times(thread, ops)
-    phases = {name.removeprefix(PHASE_SPAN): 0.0 for _, name, _ in ops if name.startswith(PHASE_SPAN)}
-    rows = [[name, dtype, *values, phase] for (phase, name, dtype), values in ops.items() if not name.startswith(PHASE_SPAN)]
-    rows.sort(key=lambda row: -row[3])
-    for thread in spans.values():
-        for _, negative, event in thread:
-            if event.name().startswith(PHASE_SPAN):
-                phases[event.name().removeprefix(PHASE_SPAN)] -= negative / 1e9
-    return {
-        "transient_bytes": _peak(allocated), "operations": rows[:200], "phase_s": phases, "device_s": dict(device),
-        "compiled_s": sum(_inside(t, COMPILED) for t in spans.values()), "layout_s": sum(_inside(t, LAYOUT) for t in spans.values()),
-    }  # fmt: skip
-
-
-def _peak(allocated: list[tuple[int, int]]) -> int:
-    """The most that was allocated at once above what was there at the beginning."""
-    now = most = 0
-    for _, size in sorted(allocated):
-        now += size
-        most = max(most, now)
-    return most
-
-
-def _inside(thread: list[tuple[int, int, Any]], words: tuple[str, ...]) -> float:
-    """Seconds inside spans with one of these words in their names."""
-    total, until = 0, 0
-    for start, negative, event in thread:
-        if start >= until and any(word in event.name() for word in words):
-            total, until = total - negative, start - negative
-    return total / 1e9
-
-
-def _own_times(thread: list[tuple[int, int, Any]], ops: dict[tuple[str, str, str], list[float]]) -> None:
-    """Add each span's time without that of the spans inside it, under the innermost phase around it."""
-    open_spans: list[list[Any]] = []  # end, own ns, event, phase
-
-    def close() -> None:
-        _, own_ns, event, phase = open_spans.pop()
-        dtype = next((d for d in event.dtypes() if d not in ("", "Scalar", "long int")), "") if hasattr(event, "dtypes") else ""
-        row = ops[(phase, event.name(), dtype)]
-        own_s = max(0, own_ns) / 1e9
-        row[0] += 1
-        row[1] += own_s
-        row[2] += event.flops() or 0
-        if own_s < TINY_S:
-            row[3] += 1
-            row[4] += own_s
-
-    for start, negative, event in thread:
-        while open_spans and start >= open_spans[-1][0]:
-            close()
-        if open_spans:
-            open_spans[-1][1] += negative
-        name = event.name()
-        around = open_spans[-1][3] if open_spans else "rest"
-        open_spans.append([start - negative, -negative, event, name.removeprefix(PHASE_SPAN) if name.startswith(PHASE_SPAN) else around])
-    while open_spans:
-        close()

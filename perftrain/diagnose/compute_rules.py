@@ -17,6 +17,7 @@ from perftrain.diagnose.finding import (
     top_evidence,
     top_line,
 )
+from perftrain.diagnose.roofline import roofline_line
 from perftrain.diagnose.seen import CONVOLUTION, MATMUL, Probe, Seen
 from perftrain.facts import Bottleneck, Cause, Evidence, Try
 
@@ -238,6 +239,7 @@ def _precision(seen: Seen) -> Cause | None:
     lines = [
         f"products and convolutions in float32 take {single:.0%} of the step",
         f"under bfloat16 autocast, in turns: {probe.speedup:.2f}×",
+        roofline_line(seen),
     ]
     return cause(
         Bottleneck.COMPUTE_PRECISION, saved(probe.speedup), probe.speedup, 0.9, lines, top_line(seen, "forward"), [by_probe("amp", probe)]
@@ -297,6 +299,7 @@ def _memory_or_launch(seen: Seen) -> Cause | None:
         lines = [
             f"operations that only move and change numbers one by one take {moving:.0%} of the step",
             f"compiled (fused), in turns: {probe.speedup:.2f}×",
+            roofline_line(seen),
         ]
         return cause(Bottleneck.COMPUTE_MEMORY_BOUND, saved(probe.speedup), probe.speedup, 0.85, lines, top_line(seen, "forward"), tries)
     return None

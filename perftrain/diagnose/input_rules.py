@@ -143,6 +143,7 @@ def _storage(seen: Seen, share: float, blocked_share: float) -> Cause:
         f"{blocked_share:.0%} of the time to make a batch is neither computing nor queueing for a core: "
         f"{milliseconds(per_sample)} a sample "
         "waiting for storage or the network",
+        _read(seen),
         *(top_evidence(seen, "worker") or top_evidence(seen, "data_wait")),
     ]
     tries = [by_switch("workers", max(1.02, 0.85 * gain), 1.1 * gain, f"{number} workers wait at the same time, not one after the other")]
@@ -159,6 +160,20 @@ def _storage(seen: Seen, share: float, blocked_share: float) -> Cause:
         Bottleneck.INPUT_STORAGE, share, max(gain, 1.0) if gain > 1.1 else bound(share * blocked_share), 0.9, lines,
         top_line(seen, "worker") or top_line(seen, "data_wait"), tries,
     )  # fmt: skip
+
+
+def _read(seen: Seen) -> str:
+    """What was read meanwhile, where the system tells."""
+    sums = seen.fetching
+    if not sums.get("read_bytes"):
+        return ""
+    batches = max(1.0, sums["batches"])
+    parts = [f"{sums['read_bytes'] / batches / 2**20:.3g} MiB a batch were read from files"]
+    parts.append(f"{sums.get('disk_bytes', 0.0) / batches / 2**20:.3g} MiB of it from the disk (the rest was in memory)")
+    received = seen.process["fetching"].get("received_bytes", 0.0) / max(1, len(seen.process["rows"]))
+    if received > 2**16:
+        parts.append(f"the machine received {received / 2**20:.3g} MiB a step from the network")
+    return ", ".join(parts)
 
 
 def _workers(seen: Seen, share: float, per_sample_cpu: float) -> Cause:

@@ -7,6 +7,7 @@ from perftrain.diagnose.compute_rules import compute_causes, measured
 from perftrain.diagnose.finding import NOTABLE, bound, milliseconds
 from perftrain.diagnose.host_rules import host_causes
 from perftrain.diagnose.input_rules import input_causes, workers_gain
+from perftrain.diagnose.roofline import roofline_line
 from perftrain.diagnose.seen import CONVOLUTION, MATMUL, Seen
 from perftrain.facts import Avoid, Bottleneck, Cause, Diagnosis
 
@@ -74,7 +75,7 @@ def _saturated(seen: Seen) -> Cause:
 
     computing = seen.share("forward", "backward")
     heavy = seen.heavy_share
-    lines = [f"forward and backward take {computing:.0%} of the step, products and convolutions {heavy:.0%}",
+    lines = [f"forward and backward take {computing:.0%} of the step, products and convolutions {heavy:.0%}", roofline_line(seen),
              *(f"{p.name}, in turns: {p.speedup:.2f}×" for p in seen.probes.values() if p.blocks)]  # fmt: skip
     return Cause(**{**cause(Bottleneck.COMPUTE_SATURATED, computing, 1.0, 0.8, lines).__dict__, "avoids": avoids(seen, ())})
 

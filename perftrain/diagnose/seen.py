@@ -52,6 +52,8 @@ class Operation:
     tiny_calls: int
     tiny_s: float
     phase: str
+    bytes: float = 0.0
+    """Moved at least: inputs read, a result written."""
 
 
 @dataclass(frozen=True)
@@ -76,6 +78,8 @@ class Seen:
     probes: Mapping[str, Probe] = field(default_factory=dict)
     folder: str = ""
     """Of the script: file names are told relative to it."""
+    peaks: Mapping[str, Any] = field(default_factory=dict)
+    """Of the machine, with the program's number of threads (:func:`perftrain.measure.peaks.peaks`); empty where not measured."""
 
     # --- steps ---
     @cached_property

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
+from typing import Any
 
 from rich.console import Console, RenderableType
 from rich.text import Text
@@ -12,9 +13,14 @@ from perftrain.report import run_words, units
 from perftrain.report.bars import PhaseBar, Swatch, looks, phases_of
 from perftrain.report.layout import avoids, line, named, paragraph, table, tries
 
+SHOWN = (
+    "weights_bytes", "gradients_bytes", "optimizer_bytes", "activations_bytes", "workspace_bytes", "fragmented_bytes", "process_bytes",
+)  # fmt: skip
+"""Categories of memory on the terminal."""
+
 
 def print_diagnosis(
-    console: Console, program: str, place: str, diagnosis: Diagnosis, notes: Iterable[str] = (), memory: Mapping[str, float] | None = None
+    console: Console, program: str, place: str, diagnosis: Diagnosis, notes: Iterable[str] = (), memory: Mapping[str, Any] | None = None
 ) -> None:
     """The phase picture, the ruling bottleneck in a sentence, then the causes in order."""
     paragraph(console, program, "bold")
@@ -54,11 +60,18 @@ def print_phases(console: Console, now: StepBreakdown) -> None:
     console.print(key)
 
 
-def _memory(memory: Mapping[str, float]) -> str:
-    """As "weights 9.2 MiB · gradients 9.2 MiB · optimizer 18.4 MiB · activations and workspace 40 MiB · process 812 MiB"."""
-    parts = [f"{units.label(k.removesuffix('_bytes'))} {units.size(int(v))}" for k, v in memory.items() if k.endswith("_bytes")]
+def _memory(memory: Mapping[str, Any]) -> str:
+    """As "weights 9.2 MiB · gradients 9.2 MiB · optimizer 18.4 MiB · activations 40 MiB · workspace 3 MiB · process 812 MiB"."""
+    parts = [f"{units.label(k.removesuffix('_bytes'))} {units.size(memory[k])}" for k in SHOWN if memory.get(k)]
     growth = memory.get("growth_bytes_per_step", 0.0)
-    return " · ".join(parts + ([f"growing by {units.size(int(growth))} a step"] if growth > 50_000 else []))
+    if growth > 50_000:
+        parts.append(f"growing by {units.size(int(growth))} a step")
+    if memory.get("largest_batch"):
+        parts.append(
+            f"room for batches of about {memory['largest_batch']:,} (activations "
+            f"{units.size(memory['activations_bytes_per_sample'])} a sample)"
+        )
+    return " · ".join(parts)
 
 
 def _cause(number: int, cause: Cause, healthy: bool) -> Iterable[tuple[str, RenderableType]]:
