@@ -77,7 +77,7 @@ def diagnose_program(
     if seen.computing and budget_s - (time.monotonic() - began_s) > PEAKS_TAKE_S:
         progress("measuring what this machine can do at most", 0.0, PEAKS_TAKE_S)
         seen = replace(seen, peaks=_peaks(seen))
-    return diagnose(seen), seen, runs
+    return replace(diagnose(seen), memory=memory_facts(seen), roofline=roofline(seen)), seen, runs
 
 
 def _peaks(seen: Seen) -> dict[str, Any]:
@@ -181,16 +181,9 @@ def diagnose_line(line: Line, watcher: Any) -> int:
     console = terminal.stdout_console()
     console.rule(style="dim")
     name = " ".join(line.program) if line.program else " ".join(line.overrides) or "the default recipe"
-    memory = memory_facts(seen)
-    print_diagnosis(console, name, place_of(seen), diagnosis, _notes(seen, runs), memory)
+    print_diagnosis(console, name, place_of(seen), diagnosis, _notes(seen, runs))
     if path:
-        facts = {
-            **diagnosis_json(diagnosis),
-            "program": list(program),
-            "probes": _probes_json(seen),
-            "memory": memory,
-            "roofline": roofline(seen),
-        }
+        facts = {**diagnosis_json(diagnosis), "program": list(program), "probes": _probes_json(seen)}
         write_json(path, {"schema": 1, "diagnosis": facts})
     return 1 if runs["code"] else 0
 

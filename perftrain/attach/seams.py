@@ -52,7 +52,7 @@ def _timed(session: Session, phase: str, original: Callable[..., Any], also: Cal
             return original(*args, **kwargs)
         if also is not None:
             also(*args, **kwargs)
-        clock.enter(phase)
+        clock.enter(phase, training=phase == "backward")
         try:
             return original(*args, **kwargs)
         finally:
@@ -86,12 +86,11 @@ def _modules(session: Session, torch: Any) -> None:
             return original(self, *args, **kwargs)
         own = owns(self)
         if grad_enabled() and (self.training or not own or id(self) not in trained):
-            clock.training()
             if own:
                 trained.add(id(self))
                 session.roots[id(self)] = self
             clock.forwards += own
-            clock.enter("forward")
+            clock.enter("forward", training=True)
             if session.trace.running or session.turns is not None:
                 return _closer(session, original, self, args, kwargs)
         elif own or clock.evaluating:
@@ -142,7 +141,6 @@ def _closer(session: Session, original: Any, module: Any, args: Any, kwargs: Any
 
 def _backward(session: Session, torch: Any) -> None:
     def begins(*given: Any, **_: Any) -> None:
-        session.clock.training()
         session.clock.backwards += 1
         if len(session.losses) < session.orders.losses and given and isinstance(given[0], torch.Tensor) and given[0].numel() == 1:
             session.losses.append(given[0].detach().clone())
@@ -167,8 +165,7 @@ def _optimizers(session: Session, torch: Any) -> None:
     def before(optimizer: Any, *_: Any) -> None:
         if session.clock.thread == get_ident():
             session.saw_optimizer(optimizer)
-            session.clock.training()
-            session.clock.enter("optimizer")
+            session.clock.enter("optimizer", training=True)
 
     def after(optimizer: Any, *_: Any) -> None:
         if session.clock.thread == get_ident():

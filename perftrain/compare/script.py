@@ -19,7 +19,7 @@ from perftrain.compare.duet import Protocol
 from perftrain.compare.parity import judge
 from perftrain.compare.verdict import decide, does_not_run
 from perftrain.diagnose.seen import ASIDE, Seen, ratios_of
-from perftrain.facts import ArmSummary, Numerics, Parity, PerftrainError, StepBreakdown, Verdict
+from perftrain.facts import ArmSummary, Numerics, Parity, PerftrainError, Place, StepBreakdown, Verdict
 from perftrain.measure.statistics import estimate
 from perftrain.opt import all_switches
 
@@ -67,6 +67,25 @@ class Asked:
 
 
 NOTHING = Asked((), ())
+REPLACES = {
+    Place.DATASET: "it changes how the dataset makes a sample",
+    Place.LOADER: "it changes which samples make a batch",
+    Place.LOADER_ENGINE: "it puts another loader in the place of the script's",
+    Place.PREFETCH: "it goes around the script's loader",
+    Place.EDIT: "it puts other layers into the model",
+    Place.CHECKPOINTING: "it wraps blocks of the model before the optimizer is made",
+    Place.DATA_PARALLEL: "the script itself must start ranks and share out its samples",
+    Place.OPTIMIZER: "it puts another optimizer in the place of the script's",
+}
+
+
+class NotFromOutside(PerftrainError):
+    """A switch that only an edit of the script can turn on."""
+
+    def __init__(self, name: str) -> None:
+        self.card = all_switches()[name].card
+        why = REPLACES.get(self.card.place, "it takes part in the step, which is the script's own code")
+        super().__init__(f"{name} cannot be put into a script from outside: {why}. From outside work: {', '.join(possible())}.")
 
 
 def sort_switches(words: Sequence[str], cores: int) -> Asked:
@@ -90,16 +109,12 @@ def sort_switches(words: Sequence[str], cores: int) -> Asked:
             key = {"workers": "num_workers", "prefetch": "prefetch_factor"}[name]
             loader[key] = int(value) if value else (max(2, cores) if name == "workers" else 4)
             loader |= {"persistent_workers": True} if name == "workers" else {}
-        elif name in ("persistent_workers", "pin_memory"):
-            loader[name] = True
+        elif name in ("persistent_workers", "pin_memory", "in_order"):
+            loader[name] = name != "in_order"  # the switch turns the order off
         elif name in all_switches():
             found = dict(all_switches()[name]().environment())
             if not found:
-                place = all_switches()[name].card.place.name.lower()
-                raise PerftrainError(
-                    f"{name} (place: {place}) cannot be put into a script from outside: the script itself must be edited. "
-                    f"From outside work: {', '.join(possible())}."
-                )
+                raise NotFromOutside(name)
             environment |= found
         else:
             raise PerftrainError(f"There is no switch {name!r} for scripts. There are: {', '.join(possible())}.")
@@ -109,7 +124,9 @@ def sort_switches(words: Sequence[str], cores: int) -> Asked:
 def possible() -> list[str]:
     counterfactual = ("cached_batches", "short_batches", "no_communication")
     fixed = [n for n, cls in all_switches().items() if cls().environment()]
-    return sorted({a for a in ARMS if a not in counterfactual} | {"workers", "prefetch", "persistent_workers", "pin_memory", *fixed})
+    return sorted(
+        {a for a in ARMS if a not in counterfactual} | {"workers", "prefetch", "persistent_workers", "pin_memory", "in_order", *fixed}
+    )
 
 
 def try_on_script(program: Sequence[str], asked: Asked, protocol: Protocol, tell: Tell, base: Asked = NOTHING) -> Verdict:
