@@ -8,11 +8,11 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from perftrain.attach.facts_of import cores
 from perftrain.attach.launch import command_of
 from perftrain.compare.duet import Protocol
 from perftrain.compare.gate import against_copy
 from perftrain.compare.script import Asked, NotFromOutside, ScriptFailed, apply, sort_switches, try_on_script
+from perftrain.cores import usable_cores
 from perftrain.diagnosed import Telling, json_path
 from perftrain.facts import PerftrainError
 from perftrain.fronts import RecipeFront, ScriptFront
@@ -45,7 +45,7 @@ def try_line(line: Line, watcher: Any) -> int:
 def asked_of(line: Line) -> Asked:
     """The switches that were typed; one that needs an edit is refused with the line to edit."""
     try:
-        return sort_switches([w for w in line.overrides[0].strip("[]").split(",") if w], cores())
+        return sort_switches([w for w in line.overrides[0].strip("[]").split(",") if w], usable_cores())
     except NotFromOutside as error:
         script = Path(line.program[0])
         found = place_in(script.read_text(), error.card) if script.is_file() else None

@@ -53,7 +53,7 @@ def step_s(script: Path, width: int, watched: bool, folder: Path) -> float:
     out = folder / "step_s"
     arguments = [str(script), str(width), str(out)]
     if watched:
-        watch(arguments, Orders("", "", trace=False, to_the_end=True), lambda steps, s: None, 300, quiet=True)
+        watch(arguments, Orders(trace=False, to_the_end=True), lambda steps, s: None, 300, quiet=True)
     else:
         subprocess.run([sys.executable, *arguments], check=True)
     return float(out.read_text())

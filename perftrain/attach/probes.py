@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from perftrain.attach import batches
+from perftrain.cores import usable_cores
 
 if TYPE_CHECKING:
     from perftrain.attach.session import Session
@@ -219,10 +220,8 @@ class Turns:
 
     def _arm_threads(self) -> None:
         """As many threads as cores; one, where it is that many already."""
-        from perftrain.attach.facts_of import cores
-
         before = torch.get_num_threads()
-        torch.set_num_threads(cores() if before != cores() else 1)
+        torch.set_num_threads(usable_cores() if before != usable_cores() else 1)
         self._undo.callback(torch.set_num_threads, before)
 
     def _arm_anomaly_off(self) -> None:

@@ -145,7 +145,7 @@ def try_on_script(program: Sequence[str], asked: Asked, protocol: Protocol, tell
 # --- the same training? ---
 def _same_training(program: Sequence[str], asked: Asked, base: Asked, tell: Tell) -> tuple[Parity, list[int | None], str]:
     """Losses of the first steps with and without, and with other seeds; the memory of both; why the variant does not run."""
-    short = Orders("", "", trace=False, stop_after_steps=PARITY_STEPS + 2, losses=PARITY_STEPS, saving=False)
+    short = Orders(trace=False, stop_after_steps=PARITY_STEPS + 2, losses=PARITY_STEPS, saving=False)
     both = base.with_(asked)
     once = (base.orders(short), dict(base.environment))
     runs = {
@@ -171,7 +171,7 @@ def _same_training(program: Sequence[str], asked: Asked, base: Asked, tell: Tell
 
 def apply(program: Sequence[str], asked: Asked) -> int:
     """Run the script to its end with the switches on (from its second step; the loader's and the environment's from the start)."""
-    orders = asked.orders(Orders("", "", trace=False, to_the_end=True))
+    orders = asked.orders(Orders(trace=False, to_the_end=True))
     return watch(program, orders, lambda steps, s: None, math.inf, environment=dict(asked.environment)).code
 
 
@@ -221,7 +221,7 @@ def _turns(program: Sequence[str], asked: Asked, base: Asked, protocol: Protocol
     step_s = 0.0
     for number in range(protocol.processes):
         block = max(1, min(50, round(protocol.block_s / step_s))) if step_s else 3
-        orders = Orders("", "", trace=False, probes=(arm,), probe_s=each_s, block_steps=block, saving=False)
+        orders = Orders(trace=False, probes=(arm,), probe_s=each_s, block_steps=block, saving=False)
         found = _run(program, base.orders(orders), base.environment, f"turns {number + 1} of {protocol.processes}", tell, each_s)
         if error := _failed(found):
             return [], [], error
@@ -249,7 +249,7 @@ def _pairs(program: Sequence[str], asked: Asked, base: Asked, protocol: Protocol
     """Pairs of fresh runs, in random order within each pair."""
     rng = random.Random(protocol.seed)
     each_s = max(4.0, protocol.budget_s / protocol.processes / 2)
-    orders = Orders("", "", trace=False, observe_s=each_s, least_steps=20, most_s=3 * each_s, saving=False)
+    orders = Orders(trace=False, observe_s=each_s, least_steps=20, most_s=3 * each_s, saving=False)
     arms: dict[str, tuple[Orders, dict[str, str]]] = {
         "baseline": (base.orders(orders), dict(base.environment)),
         "variant": (base.with_(asked).orders(orders), dict(base.with_(asked).environment)),
