@@ -53,7 +53,10 @@ class MLflow:
     Args:
         experiment: made where there is none of that name.
         run_name: MLflow finds one if not given.
-        tracking_uri: a server, a folder or a database; default: what MLflow is set to.
+        tracking_uri: a server or a database; default: what MLflow is set to.
+
+    Raises:
+        PerftrainError: the package is missing, or the server or database cannot be reached.
     """
 
     STATUS = {"complete": "FINISHED", "interrupted": "KILLED", "failed": "FAILED"}  # noqa: RUF012
@@ -62,8 +65,15 @@ class MLflow:
         _needed("mlflow", "MLflow")
         from mlflow import MlflowClient
 
-        self._client = MlflowClient(tracking_uri)
         self.experiment, self.run_name = experiment, run_name
+        try:
+            self._client = MlflowClient(tracking_uri)
+            self._client.get_experiment_by_name(experiment)
+        except Exception as error:  # a server that is down, a folder that is none, a package that is missing
+            raise PerftrainError(
+                f"MLflow needs a place that it can reach; {tracking_uri or 'its default'}: {error} "
+                "Give one: MLflow(tracking_uri='sqlite:///mlflow.db')"
+            ) from error
         self.run_id = ""
         """Empty before the first value."""
 

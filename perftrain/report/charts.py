@@ -58,12 +58,12 @@ def timeline(rows: Sequence[StepRow]) -> dict[str, Any]:
     for number in range(0, len(times), every):
         longest = max(range(number, min(number + every, len(times))), key=times.__getitem__)
         spent = times[longest]
-        x, y = 40 + (WIDTH - 50) * number / max(1, len(times) - 1), 160 - 145 * min(spent, top) / top
+        x, y = 80 + (WIDTH - 90) * number / max(1, len(times) - 1), 160 - 145 * min(spent, top) / top
         color = MARK if spent > 1.5 * usual else QUIET
         chart["dots"].append(
             {"x": f"{x:.1f}", "y": f"{y:.1f}", "r": 1.8, "color": color, "told": f"step {rows[longest].step}: {units.seconds(spent)}"}
         )
-    for value in (0.0, usual, top):
+    for value in (0.0, *([usual] if 145 * (1 - usual / top) > 14 else []), top):  # labels that do not run into each other
         chart["texts"].append({"x": 0, "y": 163 - 145 * value / top, "anchor": "start", "told": units.seconds(value)})
     return chart
 

@@ -51,16 +51,19 @@ def _drawn(console: Console, description: str) -> Iterator[Show]:
 @contextmanager
 def _told(console: Console, description: str) -> Iterator[Show]:
     with lines(console, description):
-        yield _rarely(LINE_S, time.monotonic(), lambda now: console.print(line(" · ".join((description, *in_words(now)))), soft_wrap=True))
+        yield _rarely(
+            LINE_S, time.monotonic() + LINE_S, lambda now: console.print(line(" · ".join((description, *in_words(now)))), soft_wrap=True)
+        )
 
 
-def _rarely(every_s: float, last: float, show: Show) -> Show:
-    """``show``, but not again before ``every_s`` have passed."""
+def _rarely(every_s: float, due: float, show: Show) -> Show:
+    """``show`` from ``due`` on, once in ``every_s``. On a beat of its own: who tells once a second is a little late or early."""
 
     def rarely(now: Progress) -> None:
-        nonlocal last
-        if time.monotonic() - last >= every_s:
-            last = time.monotonic()
+        nonlocal due
+        moment = time.monotonic()
+        if moment >= due:
+            due = (due if moment < due + every_s else moment) + every_s
             show(now)
 
     return rarely

@@ -120,4 +120,4 @@ def _table(rows: Sequence[Sequence[str]], head: Sequence[str] = ()) -> str:
     for row in rows:
         cells = "".join(f"<td style='{CELL}'>{_escaped(cell)}</td>" for cell in row)
         lines.append(f"<tr style='background:none'>{cells}</tr>")
-    return f"<table style='margin:6px 0;border-collapse:collapse'>{''.join(lines)}</table>"
+    return f"<table style='margin:6px 0;border-collapse:collapse;font:inherit;color:inherit'>{''.join(lines)}</table>"

@@ -38,6 +38,7 @@ def roofline(programs: Mapping[str, Mapping[str, Any] | None]) -> dict[str, Any]
         color, told = ROOFS[number % len(ROOFS)], f"{dtype}: {units.flops(rate, 1.0)}"
         axes.line(chart, (max(low, rate / memory), rate), (high, rate), color, told)
         chart["texts"].append({"x": RIGHT - 4, "y": axes.y(rate) - 6, "anchor": "end", "told": told})
+        chart["key"].append({"color": color, "told": told})
     top = min(max(roofs.values()), memory * high)
     axes.line(chart, (max(low, axes.ys[0] / memory), memory * max(low, axes.ys[0] / memory)), (top / memory, top), QUIET,
               f"memory: {units.bandwidth(memory, 1.0)}")  # fmt: skip

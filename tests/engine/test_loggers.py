@@ -130,16 +130,24 @@ def test_tensorboard_reads_back_what_was_told(tmp_path: Path) -> None:
         assert [(e.step, pytest.approx(e.value)) for e in found.Scalars(name)] == noted.of(name)
 
 
-def test_mlflow_reads_back_what_was_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_mlflow_reads_back_what_was_told(tmp_path: Path) -> None:
     mlflow = pytest.importorskip("mlflow")
-    monkeypatch.setenv("MLFLOW_ALLOW_FILE_STORE", "true")  # of what is installed here: a database needs more packages
-    noted, logger = Noted(), MLflow("faces", run_name="mine", tracking_uri=(tmp_path / "mlruns").as_uri())
+    pytest.importorskip("sqlalchemy")
+    place = f"sqlite:///{tmp_path}/mlflow.db"
+    noted, logger = Noted(), MLflow("faces", run_name="mine", tracking_uri=place)
     trainer(loggers=[logger, noted], log_every=10).fit(steps=20)
-    client = mlflow.MlflowClient((tmp_path / "mlruns").as_uri())
+    client = mlflow.MlflowClient(place)
     run = client.get_run(logger.run_id)
     assert (run.info.status, run.info.run_name) == ("FINISHED", "mine")
     assert [(m.step, m.value) for m in client.get_metric_history(logger.run_id, "train/loss")] == noted.of("train/loss")
     assert set(run.data.metrics) == {name for _, values in noted.told for name in values}
+
+
+def test_mlflow_without_a_place_is_told_before_training(tmp_path: Path) -> None:
+    pytest.importorskip("mlflow")
+    (tmp_path / "file").write_text("no database")
+    with pytest.raises(PerftrainError, match="place that it can reach"):
+        MLflow(tracking_uri=f"sqlite:///{tmp_path}/file")
 
 
 def test_progress_is_told_at_most_once_in_a_while(monkeypatch: pytest.MonkeyPatch) -> None:
