@@ -144,6 +144,8 @@ def _before_program(verb: str, rest: list[str]) -> tuple[str, ...]:
     if verb == "try" and (len(rest) != 1 or rest[0].startswith("-")):
         raise PerftrainError("try needs the names of switches, then the script: perftrain try amp,channels_last train.py [its arguments].")
     wrong = [a for a in rest if verb in ("diagnose", "gate") or (verb == "tune" and not a.startswith("tune."))]
+    if wrong[:1] == ["torchrun"]:
+        raise PerftrainError("torchrun is written as the module that it is: -m torch.distributed.run --nproc-per-node 2 train.py.")
     if wrong:
         allowed = "tune.min_gain=0.02, tune.allow_changed=true and perftrain's flags" if verb == "tune" else "perftrain's flags"
         raise PerftrainError(f"Before a script come only {allowed}; {wrong[0]!r} is none. What follows the script's name belongs to it.")

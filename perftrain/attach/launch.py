@@ -57,8 +57,17 @@ def command_of(program: Sequence[str], folder: str | None = None) -> list[str]:
     return [sys.executable, *program]
 
 
+LAUNCHERS = ("torch.distributed.run", "torch.distributed.launch", "accelerate.commands.launch")
+"""Modules that start a script in several ranks: ``-m torch.distributed.run --nproc-per-node 2 train.py``."""
+
+
 def folder_of(program: Sequence[str]) -> str:
-    return str(Path(program[0]).resolve().parent if program[0] != "-m" else Path.cwd())
+    """Where the user's own code lies: beside the script, also if a launcher starts it; else here."""
+    if program[0] != "-m":
+        return str(Path(program[0]).resolve().parent)
+    scripts = (w for w in program[2:] if w.endswith(".py") and Path(w).is_file())
+    script = next(scripts, None) if program[1] in LAUNCHERS else None
+    return str(Path(script).resolve().parent if script else Path.cwd())
 
 
 def watch(
