@@ -50,9 +50,7 @@ def diagnose_program(
         ScriptFailed: it failed by itself before that.
     """
     watched_s = min(25.0, max(6.0, 0.3 * budget_s))
-    orders = base.orders(
-        Orders("", "", observe_s=min(10.0, 0.5 * watched_s), most_s=watched_s, to_the_end=to_the_end, saving=not base.names)
-    )
+    orders = base.orders(Orders(observe_s=min(10.0, 0.5 * watched_s), most_s=watched_s, to_the_end=to_the_end, saving=not base.names))
     began_s = time.monotonic()
     first = watch(
         program, orders, lambda steps, s: progress(f"watching the program: {steps} steps", s, watched_s), START_LIMIT_S + watched_s,
@@ -77,7 +75,7 @@ def diagnose_program(
     if seen.computing and budget_s - (time.monotonic() - began_s) > PEAKS_TAKE_S:
         progress("measuring what this machine can do at most", 0.0, PEAKS_TAKE_S)
         seen = replace(seen, peaks=_peaks(seen))
-    return diagnose(seen), seen, runs
+    return replace(diagnose(seen), memory=memory_facts(seen), roofline=roofline(seen)), seen, runs
 
 
 def _peaks(seen: Seen) -> dict[str, Any]:
@@ -121,7 +119,7 @@ def _probe(
 
 def _fewer_threads(program: Sequence[str], seen: Seen, progress: Progress) -> dict[str, Probe]:
     """More threads than cores: a pool that was once that large cannot be judged in turns, so a whole run is."""
-    orders = Orders("", "", observe_s=5.0, most_s=10.0, trace=False, saving=False, threads=seen.cores)
+    orders = Orders(observe_s=5.0, most_s=10.0, trace=False, saving=False, threads=seen.cores)
     again = watch(program, orders, saying(progress, f"with {seen.cores} threads", 5.0), START_LIMIT_S, quiet=True)
     if not again.processes or len(again.processes[0]["rows"]) < 5:
         return {}
@@ -138,7 +136,7 @@ def _turns(seen: Seen, wishes: Sequence[str], left_s: float, horizon: int | None
     if horizon is not None:  # the program is that short
         steps = min(steps, horizon)
     by_steps = max(1, steps // (10 * len(wishes)) - 1)
-    return Orders("", "", probes=tuple(wishes), probe_s=probe_s, block_steps=max(1, min(by_time, by_steps)), trace=False, saving=False)
+    return Orders(probes=tuple(wishes), probe_s=probe_s, block_steps=max(1, min(by_time, by_steps)), trace=False, saving=False)
 
 
 # --- the verbs ---
@@ -181,16 +179,9 @@ def diagnose_line(line: Line, watcher: Any) -> int:
     console = terminal.stdout_console()
     console.rule(style="dim")
     name = " ".join(line.program) if line.program else " ".join(line.overrides) or "the default recipe"
-    memory = memory_facts(seen)
-    print_diagnosis(console, name, place_of(seen), diagnosis, _notes(seen, runs), memory)
+    print_diagnosis(console, name, place_of(seen), diagnosis, _notes(seen, runs))
     if path:
-        facts = {
-            **diagnosis_json(diagnosis),
-            "program": list(program),
-            "probes": _probes_json(seen),
-            "memory": memory,
-            "roofline": roofline(seen),
-        }
+        facts = {**diagnosis_json(diagnosis), "program": list(program), "probes": _probes_json(seen)}
         write_json(path, {"schema": 1, "diagnosis": facts})
     return 1 if runs["code"] else 0
 

@@ -208,6 +208,10 @@ class Diagnosis:
     healthy: bool
     sentence: str
     """The ruling bottleneck in one sentence."""
+    memory: Mapping[str, Any] = field(default_factory=dict)
+    """Bytes by category (:func:`perftrain.diagnose.memory.memory_facts`)."""
+    roofline: Mapping[str, Any] = field(default_factory=dict)
+    """FLOP and bytes against the machine's peaks (:func:`perftrain.diagnose.roofline.roofline`)."""
 
 
 @dataclass(frozen=True)

@@ -8,11 +8,11 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from perftrain.attach.facts_of import cores
 from perftrain.compare.duet import Protocol
 from perftrain.compare.job import Job, key_of
 from perftrain.compare.script import NOTHING, Asked, sort_switches, try_on_script
 from perftrain.compare.trial import Watcher, try_switches
+from perftrain.cores import usable_cores
 from perftrain.diagnosed import Telling, diagnose_program
 from perftrain.engine.assemble import make_plan
 from perftrain.engine.checks import check_switches
@@ -28,7 +28,7 @@ MOST_WORKERS = 16
 def more_workers(switch: str) -> Sequence[str]:
     """The same switch with twice and four times as many workers."""
     name, _, value = switch.partition("=")
-    now = int(value or max(2, cores()))
+    now = int(value or max(2, usable_cores()))
     return [f"{name}={n}" for n in (now * 2, now * 4) if n <= MOST_WORKERS] if name == "workers" else []
 
 
@@ -69,7 +69,7 @@ class ScriptFront:
         return more_workers(switch)
 
     def _asked(self, switches: Switches) -> Asked:
-        return sort_switches(switches, cores()) if switches else NOTHING
+        return sort_switches(switches, usable_cores()) if switches else NOTHING
 
 
 class RecipeFront:

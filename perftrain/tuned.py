@@ -8,11 +8,11 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from perftrain.attach.facts_of import cores
 from perftrain.attach.launch import command_of
 from perftrain.compare.duet import Protocol
 from perftrain.compare.gate import against_copy
-from perftrain.compare.script import ScriptFailed, apply, sort_switches, try_on_script
+from perftrain.compare.script import Asked, NotFromOutside, ScriptFailed, apply, sort_switches, try_on_script
+from perftrain.cores import usable_cores
 from perftrain.diagnosed import Telling, json_path
 from perftrain.facts import PerftrainError
 from perftrain.fronts import RecipeFront, ScriptFront
@@ -20,6 +20,7 @@ from perftrain.options import Line, as_overrides, check
 from perftrain.report import terminal
 from perftrain.report.jsonfile import verdict_json, write_json, write_text
 from perftrain.report.tuning import print_edits, print_tuned, tune_json
+from perftrain.tune.by_hand import place_in
 from perftrain.tune.edits import edit_script
 from perftrain.tune.search import Front, Settings, tune
 
@@ -27,8 +28,8 @@ from perftrain.tune.search import Front, Settings, tune
 def try_line(line: Line, watcher: Any) -> int:
     """``perftrain try SWITCHES train.py``: the verdict, printed and as JSON."""
     path = json_path(line)
-    asked = sort_switches([w for w in line.overrides[0].strip("[]").split(",") if w], cores())
     command_of(line.program)  # no such script: said before anything runs
+    asked = asked_of(line)
     if line.full:
         return 1 if apply(line.program, asked) else 0
     protocol = Protocol(budget_s=float(line.flags.get("--budget", Protocol.budget_s)))
@@ -39,6 +40,20 @@ def try_line(line: Line, watcher: Any) -> int:
     if path:
         write_json(path, {"schema": 1, "verdict": verdict_json(verdict)})
     return 0
+
+
+def asked_of(line: Line) -> Asked:
+    """The switches that were typed; one that needs an edit is refused with the line to edit."""
+    try:
+        return sort_switches([w for w in line.overrides[0].strip("[]").split(",") if w], usable_cores())
+    except NotFromOutside as error:
+        script = Path(line.program[0])
+        found = place_in(script.read_text(), error.card) if script.is_file() else None
+        if found is None:
+            raise
+        raise PerftrainError(
+            f"{error} What it does: {error.card.summary}. By hand it belongs at {script.name}:{found[0]}: {found[1]}"
+        ) from None
 
 
 def ledger_path(runs: str, program: Sequence[str]) -> Path:

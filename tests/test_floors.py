@@ -12,7 +12,7 @@ import perftrain
 ROOT = Path(perftrain.__file__).parent
 TOP = 6
 FLOORS = {
-    "facts": 0, "fingerprint": 0,
+    "facts": 0, "fingerprint": 0, "cores": 0,
     "measure": 1, "data": 1, "store": 1,
     "opt": 2,
     "engine": 3, "attach": 3, "diagnose": 3,
@@ -36,7 +36,7 @@ CLI = {
 }
 """Files of the command line's room; ``__init__`` is the public face, which names everything."""
 REPORT_MAY = {"facts", "report"}
-SWITCH_MAY = {"perftrain.facts", "perftrain.opt.base", "perftrain.opt.seams"}
+SWITCH_MAY = {"perftrain.facts", "perftrain.cores", "perftrain.opt.base", "perftrain.opt.seams"}
 
 
 def room_of(module: str) -> str:

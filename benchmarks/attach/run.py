@@ -1,6 +1,6 @@
 """What watching costs: a script's own rate alone and watched, in pairs of fresh runs.
 
-    python benchmarks/attach/run.py [--pairs 8] [--width 640]
+    python benchmarks/attach/run.py [--pairs 8] [--width 256]
 
 The script trains a small network in steps of about 5 ms and times itself, after a warm-up, without knowing whether it is
 watched. Written to results/<machine>-<date>.json.
@@ -53,7 +53,7 @@ def step_s(script: Path, width: int, watched: bool, folder: Path) -> float:
     out = folder / "step_s"
     arguments = [str(script), str(width), str(out)]
     if watched:
-        watch(arguments, Orders("", "", trace=False, to_the_end=True), lambda steps, s: None, 300, quiet=True)
+        watch(arguments, Orders(trace=False, to_the_end=True), lambda steps, s: None, 300, quiet=True)
     else:
         subprocess.run([sys.executable, *arguments], check=True)
     return float(out.read_text())
@@ -62,7 +62,7 @@ def step_s(script: Path, width: int, watched: bool, folder: Path) -> float:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--pairs", type=int, default=8)
-    parser.add_argument("--width", type=int, default=256)
+    parser.add_argument("--width", type=int, default=640)
     options = parser.parse_args()
     rng, ratios, alone = random.Random(0), [], []
     with tempfile.TemporaryDirectory() as folder:

@@ -53,8 +53,12 @@ class Clock:
     def here(self) -> bool:
         return threading.get_ident() == self.thread
 
-    def enter(self, phase: str) -> None:
-        self._tick()
+    def enter(self, phase: str, training: bool = False) -> None:
+        """``phase`` begins. ``training``: it is a piece of training, and what went before was its preparation."""
+        if training:
+            self.training()
+        else:
+            self._tick()
         self.stack.append(phase)
         if self.mark is not None:
             self.mark(phase)

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import gc
-import os
 import resource
 import sys
 import time
 from typing import TYPE_CHECKING, Any
+
+from perftrain.cores import usable_cores
 
 if TYPE_CHECKING:
     from perftrain.attach.session import Session
@@ -22,10 +23,6 @@ def world() -> tuple[int, int]:
     return 0, 1
 
 
-def cores() -> int:
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-
-
 def program(session: Session) -> dict[str, Any]:
     """Settings that cost or save time, as they stand in the middle of training."""
     import torch
@@ -34,7 +31,7 @@ def program(session: Session) -> dict[str, Any]:
     parameters = [p for o in session.optimizers.values() for g in o.param_groups for p in g["params"]]
     device = parameters[0].device.type if parameters else "cpu"
     return {
-        "rank": rank, "ranks": ranks, "device": device, "cores": cores(), "torch": torch.__version__,
+        "rank": rank, "ranks": ranks, "device": device, "cores": usable_cores(), "torch": torch.__version__,
         "threads": torch.get_num_threads(), "anomaly": torch.is_anomaly_enabled(),
         "deterministic": torch.are_deterministic_algorithms_enabled(), "parameter_dtypes": sorted({str(p.dtype) for p in parameters}),
         "optimizers": [_optimizer(o) for o in session.optimizers.values()], "roots": [_root(m) for m in session.roots.values()],

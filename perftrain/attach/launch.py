@@ -88,7 +88,7 @@ def watch(
     """
     command = command_of(program, folder_of_program)
     with tempfile.TemporaryDirectory(prefix="perftrain-") as folder:
-        orders = replace(orders, folder=folder, program=folder_of(program))
+        orders = replace(orders, folder=folder)
         path = Path(folder) / "orders.json"
         orders.write(path)
         with open(Path(folder) / "stderr", "w+b") as errors:

@@ -11,10 +11,8 @@ from typing import Any
 
 @dataclass(frozen=True)
 class Orders:
-    folder: str
-    """Where each process leaves what it saw."""
-    program: str
-    """Folder of the script: the user's own code lies below it."""
+    folder: str = ""
+    """Where each process leaves what it saw; :func:`perftrain.attach.launch.watch` makes it."""
     observe_s: float = 10.0
     """Watch at least so long after the first steps..."""
     least_steps: int = 30

@@ -12,11 +12,13 @@ import signal
 import time
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, ExitStack, nullcontext, suppress
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import torch
 
 from perftrain.attach import batches
+from perftrain.cores import usable_cores
 
 if TYPE_CHECKING:
     from perftrain.attach.session import Session
@@ -27,10 +29,11 @@ WARM = "warm"
 LEAST_ROUNDS = 4
 """The first only warms, the others count."""
 
-
+SETTINGS = ("tf32", "sdpa", "cudnn_benchmark", "deterministic")
+"""Switches of the catalogue that are nothing but settings of the process, which stand for as long as the arm's turn lasts."""
 ARMS = (
-    "cached_batches", "short_batches", "no_communication", "no_sync", "amp", "channels_last", "compile", "threads", "anomaly_off",
-    "checkpointing_off", "no_gc", "deterministic_off", "fused", "foreach",
+    *SETTINGS, "cached_batches", "short_batches", "no_communication", "no_sync", "amp", "channels_last", "compile", "threads",
+    "anomaly_off", "checkpointing_off", "no_gc", "deterministic_off", "fused", "foreach",
 )  # fmt: skip
 """What can be switched between two steps of a program."""
 
@@ -59,7 +62,8 @@ class Turns:
         self._workers: list[Any] = []
         self._compiled: dict[Any, Any] = {}
         self._began = 0.0
-        self._arms: dict[str, Callable[[], None]] = {name: getattr(self, f"_arm_{name}") for name in ARMS}
+        self._arms: dict[str, Callable[[], None]] = {n: getattr(self, f"_arm_{n}") for n in ARMS if n not in SETTINGS}
+        self._arms |= {name: partial(self._set_up, name) for name in SETTINGS}
 
     # --- turns ---
     def step_done(self) -> None:
@@ -135,6 +139,11 @@ class Turns:
         return torch.autocast(self.autocast, dtype=torch.bfloat16) if self.autocast else nullcontext()
 
     # --- the arms ---
+    def _set_up(self, name: str) -> None:
+        from perftrain.opt import all_switches
+
+        self._undo.enter_context(all_switches()[name]().process())
+
     def _arm_cached_batches(self) -> None:
         """The same batch again and again; workers that would fill the queue meanwhile are stopped."""
         self._set("cached", True)
@@ -211,10 +220,8 @@ class Turns:
 
     def _arm_threads(self) -> None:
         """As many threads as cores; one, where it is that many already."""
-        from perftrain.attach.facts_of import cores
-
         before = torch.get_num_threads()
-        torch.set_num_threads(cores() if before != cores() else 1)
+        torch.set_num_threads(usable_cores() if before != usable_cores() else 1)
         self._undo.callback(torch.set_num_threads, before)
 
     def _arm_anomaly_off(self) -> None:

@@ -6,7 +6,6 @@ Every patch calls what it replaces with the same arguments and returns the same 
 from __future__ import annotations
 
 import functools
-import inspect
 import time
 import weakref
 from collections.abc import Callable
@@ -14,7 +13,7 @@ from contextlib import nullcontext
 from threading import get_ident
 from typing import TYPE_CHECKING, Any
 
-from perftrain.attach import facts_of
+from perftrain.attach.loader_seams import open_loaders
 
 if TYPE_CHECKING:
     from perftrain.attach.session import Session
@@ -35,7 +34,7 @@ def lay_open(session: Session) -> None:
     _modules(session, torch)
     _backward(session, torch)
     _optimizers(session, torch)
-    _loaders(session, torch)
+    open_loaders(session)
     _saving(session, torch)
     _collectives(session, torch)
     _extras(session, torch)
@@ -52,7 +51,7 @@ def _timed(session: Session, phase: str, original: Callable[..., Any], also: Cal
             return original(*args, **kwargs)
         if also is not None:
             also(*args, **kwargs)
-        clock.enter(phase)
+        clock.enter(phase, training=phase == "backward")
         try:
             return original(*args, **kwargs)
         finally:
@@ -86,12 +85,11 @@ def _modules(session: Session, torch: Any) -> None:
             return original(self, *args, **kwargs)
         own = owns(self)
         if grad_enabled() and (self.training or not own or id(self) not in trained):
-            clock.training()
             if own:
                 trained.add(id(self))
                 session.roots[id(self)] = self
             clock.forwards += own
-            clock.enter("forward")
+            clock.enter("forward", training=True)
             if session.trace.running or session.turns is not None:
                 return _closer(session, original, self, args, kwargs)
         elif own or clock.evaluating:
@@ -142,7 +140,6 @@ def _closer(session: Session, original: Any, module: Any, args: Any, kwargs: Any
 
 def _backward(session: Session, torch: Any) -> None:
     def begins(*given: Any, **_: Any) -> None:
-        session.clock.training()
         session.clock.backwards += 1
         if len(session.losses) < session.orders.losses and given and isinstance(given[0], torch.Tensor) and given[0].numel() == 1:
             session.losses.append(given[0].detach().clone())
@@ -167,8 +164,7 @@ def _optimizers(session: Session, torch: Any) -> None:
     def before(optimizer: Any, *_: Any) -> None:
         if session.clock.thread == get_ident():
             session.saw_optimizer(optimizer)
-            session.clock.training()
-            session.clock.enter("optimizer")
+            session.clock.enter("optimizer", training=True)
 
     def after(optimizer: Any, *_: Any) -> None:
         if session.clock.thread == get_ident():
@@ -190,122 +186,6 @@ def _optimizers(session: Session, torch: Any) -> None:
         clip = _timed(session, "optimizer", getattr(torch.nn.utils, name))
         setattr(torch.nn.utils, name, clip)
         setattr(torch.nn.utils.clip_grad, name, clip)
-
-
-# --- batches ---
-def _loaders(session: Session, torch: Any) -> None:
-    from torch.utils.data import _utils, dataloader
-
-    base = dataloader._BaseDataLoaderIter
-    following = base.__next__
-
-    def next_batch(self: Any) -> Any:
-        clock = session.clock
-        if clock.thread != get_ident() or clock.stack[-1] == "data_wait":
-            return following(self)
-        clock.stack[0] = "rest"
-        clock.enter("data_wait")
-        began, first = time.perf_counter(), self.__dict__.pop("_perftrain_first", False)
-        if (loader := self.__dict__.get("_perftrain_loader")) is not None:
-            loader["drawn"] += 1
-        try:
-            if session.turns is not None and (kept := session.turns.batch(self)) is not None:
-                return kept
-            batch = following(self)
-            if session.turns is not None:
-                batch = session.turns.keep(self, batch)
-            return batch
-        except StopIteration:
-            session.sums["last_s"] += time.perf_counter() - began  # workers are stopped here
-            raise
-        finally:
-            clock.leave()
-            if first:
-                session.sums["first_batch_s"] += time.perf_counter() - began
-
-    base.__next__ = next_batch
-    loader_iter = dataloader.DataLoader.__iter__
-
-    def iterate(self: Any) -> Any:
-        clock = session.clock
-        if clock.thread != get_ident() or clock.stack[-1] == "data_wait":
-            return loader_iter(self)
-        began = time.perf_counter()
-        clock.enter("data_wait")
-        try:
-            iterator = loader_iter(self)
-            iterator.__dict__["_perftrain_first"] = True
-            if isinstance(iterator, base):
-                iterator.__dict__["_perftrain_loader"] = session.loaders.setdefault(id(self), facts_of.loader(self))
-            return iterator
-        finally:
-            clock.leave()
-            session.counts["epochs"] += 1
-            session.sums["iter_s"] += time.perf_counter() - began
-            session.counts["worker_starts"] += 0 if self.persistent_workers else self.num_workers
-
-    dataloader.DataLoader.__iter__ = iterate
-    _forced_arguments(session, dataloader.DataLoader)
-    _fetchers(session, _utils.fetch)
-
-
-def _forced_arguments(session: Session, loader: Any) -> None:
-    """Arguments of the loaders that train (shuffled, or in batches of several samples), for the whole run."""
-    forced = session.orders.loader
-    init = loader.__init__
-    if not forced:
-        return
-    signature = inspect.signature(init)
-
-    @functools.wraps(init)
-    def built(self: Any, *args: Any, **kwargs: Any) -> None:
-        given = dict(signature.bind(self, *args, **kwargs).arguments)
-        given.pop("self", None)
-        given.update(given.pop("kwargs", {}))
-        if given.get("batch_size", 1) != 1 or given.get("shuffle") or given.get("batch_sampler") or given.get("sampler"):
-            given.update(forced)
-            if not given.get("num_workers"):
-                given.update(prefetch_factor=None, persistent_workers=False)
-        init(self, **given)
-
-    loader.__init__ = built
-
-
-def _fetchers(session: Session, fetch: Any) -> None:
-    base = fetch._BaseDatasetFetcher
-    init = base.__init__
-
-    def made(self: Any, dataset: Any, auto_collation: bool, collate_fn: Any, drop_last: bool) -> None:
-        init(self, dataset, auto_collation, _Collate(session, collate_fn), drop_last)
-
-    base.__init__ = made
-    for cls in (fetch._MapDatasetFetcher, fetch._IterableDatasetFetcher):
-        _fetcher(session, cls)
-
-
-def _fetcher(session: Session, cls: Any) -> None:
-    from torch.utils.data._utils import worker
-
-    original = cls.fetch
-
-    def fetched(self: Any, index: Any) -> Any:
-        try:
-            return session.fetching.fetch(original, self, index)
-        finally:
-            if worker._worker_info is not None:
-                session.fetching.in_worker()
-
-    cls.fetch = fetched
-
-
-class _Collate:
-    """The collate function with a clock. Made where the fetcher is, in the worker itself: it never travels."""
-
-    def __init__(self, session: Session, function: Any) -> None:
-        self.session, self.function = session, function
-
-    def __call__(self, samples: Any) -> Any:
-        return self.session.fetching.collate(self.function, samples)
 
 
 # --- the rest of a step ---

@@ -43,7 +43,7 @@ class Gate:
 
 def run_step_s(program: Sequence[str], each_s: float, tell: Tell, what: str, folder: str | None = None, modules: str = "") -> float:
     """Mean seconds of a step in one fresh run; ``modules``: a further folder to import from."""
-    orders = Orders("", "", trace=False, observe_s=each_s, least_steps=20, most_s=3 * each_s, saving=False)
+    orders = Orders(trace=False, observe_s=each_s, least_steps=20, most_s=3 * each_s, saving=False)
     path = os.pathsep.join(filter(None, [modules, os.environ.get("PYTHONPATH", "")]))
     environment = {"PYTHONPATH": path} if modules else {}
     say = saying(tell, what, each_s)
@@ -84,11 +84,7 @@ def against_stored(program: Sequence[str], stored: Mapping[str, Any], budget_s: 
                 f"Timings may only be compared on the same machine and software; {key} was {stored.get(key)!r} and is {value!r}. "
                 "Delete the file to record a new baseline, or use --against REVISION."
             )
-    new = [math.log(t) for t in record(program, budget_s, tell)["step_s"]]
-    old = [math.log(t) for t in stored["step_s"]]
-    center = statistics.fmean(new) - statistics.fmean(old)
-    error = math.sqrt(statistics.variance(new) / len(new) + statistics.variance(old) / len(old) + SESSIONS_DIFFER**2)
-    return _judged(center, error, len(new) + len(old) - 2, len(new), min_effect)
+    return judged_apart(record(program, budget_s, tell)["step_s"], stored["step_s"], min_effect)
 
 
 def against_copy(program: Sequence[str], copy: Sequence[str], budget_s: float, min_effect: float, tell: Tell) -> Gate:
@@ -103,13 +99,7 @@ def against_copy(program: Sequence[str], copy: Sequence[str], budget_s: float, m
                 words, each_s, tell, f"pair {number + 1} of {RUNS}: {name}", modules=str(Path(program[0]).resolve().parent)
             )
         ratios.append(math.log(step_s["copy"] / step_s["script"]))
-    return _paired(ratios, min_effect)
-
-
-def _paired(ratios: Sequence[float], min_effect: float) -> Gate:
-    found = estimate([[r] for r in ratios])
-    slower = found.low > 1 and found.speedup > 1 + min_effect
-    return Gate(found.speedup, found.low, found.high, max(found.resolution, min_effect), len(ratios), slower)
+    return judged_in_pairs(ratios, min_effect)
 
 
 def against_revision(program: Sequence[str], revision: str, budget_s: float, min_effect: float, tell: Tell) -> Gate:
@@ -123,19 +113,29 @@ def against_revision(program: Sequence[str], revision: str, budget_s: float, min
                 folder = str(old_folder if name == "old" else here)
                 step_s[name] = run_step_s(program, each_s, tell, f"pair {number + 1} of {RUNS}: {name}", folder)
             ratios.append(math.log(step_s["new"] / step_s["old"]))
+    return judged_in_pairs(ratios, min_effect)
+
+
+# --- judging ---
+def judged_in_pairs(ratios: Sequence[float], min_effect: float) -> Gate:
+    """``ratios``: log(new step time / old step time) of each pair of runs."""
     found = estimate([[r] for r in ratios])
-    return Gate(
-        found.speedup, found.low, found.high, max(found.resolution, min_effect), RUNS, found.low > 1 and found.speedup > 1 + min_effect
-    )
+    slower = found.low > 1 and found.speedup > 1 + min_effect
+    return Gate(found.speedup, found.low, found.high, max(found.resolution, min_effect), len(ratios), slower)
 
 
-def _judged(center: float, error: float, degrees: int, runs: int, min_effect: float) -> Gate:
+def judged_apart(new_s: Sequence[float], old_s: Sequence[float], min_effect: float) -> Gate:
+    """Seconds of a step in runs of today, and in runs of another day."""
     from scipy import stats
 
+    new, old = [math.log(t) for t in new_s], [math.log(t) for t in old_s]
+    center = statistics.fmean(new) - statistics.fmean(old)
+    error = math.sqrt(statistics.variance(new) / len(new) + statistics.variance(old) / len(old) + SESSIONS_DIFFER**2)
+    degrees = len(new) + len(old) - 2
     t, power = float(stats.t.ppf(0.975, degrees)), float(stats.t.ppf(0.9, degrees))
     low, high = math.exp(center - t * error), math.exp(center + t * error)
     resolution = max(math.expm1((t + power) * error), min_effect)
-    return Gate(math.exp(center), low, high, resolution, runs, low > 1 and center > math.log1p(min_effect))
+    return Gate(math.exp(center), low, high, resolution, len(new), low > 1 and center > math.log1p(min_effect))
 
 
 @contextmanager

@@ -19,7 +19,7 @@ from perftrain.compare.duet import Protocol
 from perftrain.compare.parity import judge
 from perftrain.compare.verdict import decide, does_not_run
 from perftrain.diagnose.seen import ASIDE, Seen, ratios_of
-from perftrain.facts import ArmSummary, Numerics, Parity, PerftrainError, StepBreakdown, Verdict
+from perftrain.facts import ArmSummary, Numerics, Parity, PerftrainError, Place, StepBreakdown, Verdict
 from perftrain.measure.statistics import estimate
 from perftrain.opt import all_switches
 
@@ -67,6 +67,25 @@ class Asked:
 
 
 NOTHING = Asked((), ())
+REPLACES = {
+    Place.DATASET: "it changes how the dataset makes a sample",
+    Place.LOADER: "it changes which samples make a batch",
+    Place.LOADER_ENGINE: "it puts another loader in the place of the script's",
+    Place.PREFETCH: "it goes around the script's loader",
+    Place.EDIT: "it puts other layers into the model",
+    Place.CHECKPOINTING: "it wraps blocks of the model before the optimizer is made",
+    Place.DATA_PARALLEL: "the script itself must start ranks and share out its samples",
+    Place.OPTIMIZER: "it puts another optimizer in the place of the script's",
+}
+
+
+class NotFromOutside(PerftrainError):
+    """A switch that only an edit of the script can turn on."""
+
+    def __init__(self, name: str) -> None:
+        self.card = all_switches()[name].card
+        why = REPLACES.get(self.card.place, "it takes part in the step, which is the script's own code")
+        super().__init__(f"{name} cannot be put into a script from outside: {why}. From outside work: {', '.join(possible())}.")
 
 
 def sort_switches(words: Sequence[str], cores: int) -> Asked:
@@ -90,16 +109,12 @@ def sort_switches(words: Sequence[str], cores: int) -> Asked:
             key = {"workers": "num_workers", "prefetch": "prefetch_factor"}[name]
             loader[key] = int(value) if value else (max(2, cores) if name == "workers" else 4)
             loader |= {"persistent_workers": True} if name == "workers" else {}
-        elif name in ("persistent_workers", "pin_memory"):
-            loader[name] = True
+        elif name in ("persistent_workers", "pin_memory", "in_order"):
+            loader[name] = name != "in_order"  # the switch turns the order off
         elif name in all_switches():
             found = dict(all_switches()[name]().environment())
             if not found:
-                place = all_switches()[name].card.place.name.lower()
-                raise PerftrainError(
-                    f"{name} (place: {place}) cannot be put into a script from outside: the script itself must be edited. "
-                    f"From outside work: {', '.join(possible())}."
-                )
+                raise NotFromOutside(name)
             environment |= found
         else:
             raise PerftrainError(f"There is no switch {name!r} for scripts. There are: {', '.join(possible())}.")
@@ -109,7 +124,9 @@ def sort_switches(words: Sequence[str], cores: int) -> Asked:
 def possible() -> list[str]:
     counterfactual = ("cached_batches", "short_batches", "no_communication")
     fixed = [n for n, cls in all_switches().items() if cls().environment()]
-    return sorted({a for a in ARMS if a not in counterfactual} | {"workers", "prefetch", "persistent_workers", "pin_memory", *fixed})
+    return sorted(
+        {a for a in ARMS if a not in counterfactual} | {"workers", "prefetch", "persistent_workers", "pin_memory", "in_order", *fixed}
+    )
 
 
 def try_on_script(program: Sequence[str], asked: Asked, protocol: Protocol, tell: Tell, base: Asked = NOTHING) -> Verdict:
@@ -128,7 +145,7 @@ def try_on_script(program: Sequence[str], asked: Asked, protocol: Protocol, tell
 # --- the same training? ---
 def _same_training(program: Sequence[str], asked: Asked, base: Asked, tell: Tell) -> tuple[Parity, list[int | None], str]:
     """Losses of the first steps with and without, and with other seeds; the memory of both; why the variant does not run."""
-    short = Orders("", "", trace=False, stop_after_steps=PARITY_STEPS + 2, losses=PARITY_STEPS, saving=False)
+    short = Orders(trace=False, stop_after_steps=PARITY_STEPS + 2, losses=PARITY_STEPS, saving=False)
     both = base.with_(asked)
     once = (base.orders(short), dict(base.environment))
     runs = {
@@ -154,7 +171,7 @@ def _same_training(program: Sequence[str], asked: Asked, base: Asked, tell: Tell
 
 def apply(program: Sequence[str], asked: Asked) -> int:
     """Run the script to its end with the switches on (from its second step; the loader's and the environment's from the start)."""
-    orders = asked.orders(Orders("", "", trace=False, to_the_end=True))
+    orders = asked.orders(Orders(trace=False, to_the_end=True))
     return watch(program, orders, lambda steps, s: None, math.inf, environment=dict(asked.environment)).code
 
 
@@ -204,7 +221,7 @@ def _turns(program: Sequence[str], asked: Asked, base: Asked, protocol: Protocol
     step_s = 0.0
     for number in range(protocol.processes):
         block = max(1, min(50, round(protocol.block_s / step_s))) if step_s else 3
-        orders = Orders("", "", trace=False, probes=(arm,), probe_s=each_s, block_steps=block, saving=False)
+        orders = Orders(trace=False, probes=(arm,), probe_s=each_s, block_steps=block, saving=False)
         found = _run(program, base.orders(orders), base.environment, f"turns {number + 1} of {protocol.processes}", tell, each_s)
         if error := _failed(found):
             return [], [], error
@@ -232,7 +249,7 @@ def _pairs(program: Sequence[str], asked: Asked, base: Asked, protocol: Protocol
     """Pairs of fresh runs, in random order within each pair."""
     rng = random.Random(protocol.seed)
     each_s = max(4.0, protocol.budget_s / protocol.processes / 2)
-    orders = Orders("", "", trace=False, observe_s=each_s, least_steps=20, most_s=3 * each_s, saving=False)
+    orders = Orders(trace=False, observe_s=each_s, least_steps=20, most_s=3 * each_s, saving=False)
     arms: dict[str, tuple[Orders, dict[str, str]]] = {
         "baseline": (base.orders(orders), dict(base.environment)),
         "variant": (base.with_(asked).orders(orders), dict(base.with_(asked).environment)),

@@ -23,6 +23,7 @@ from filelock import FileLock
 from PIL import Image
 from torch import Tensor
 
+from perftrain.cores import usable_cores
 from perftrain.facts import PerftrainError
 
 SHARE_OF_FREE = 0.8
@@ -95,7 +96,7 @@ class PixelCache:
 
         filled = self._open()[2]
         missing = [path for path, row in self.rows.items() if not filled[row]]
-        cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
+        cores = usable_cores()
         with ThreadPoolExecutor(cores) as pool:  # decoders hold no lock of Python's
             for _ in pool.map(try_one, missing):
                 pass

@@ -8,6 +8,9 @@ from perftrain.diagnose.seen import Seen
 
 CATEGORIES = ("weights_bytes", "gradients_bytes", "optimizer_bytes", "activations_bytes", "workspace_bytes", "fragmented_bytes")
 
+LEAST_STEPS = 100
+"""In fewer steps a process is still growing to its usual size."""
+
 
 def memory_facts(seen: Seen) -> dict[str, Any]:
     """Bytes by category: what lives from step to step (weights, gradients, the optimizer's state), what the forward pass keeps for
@@ -22,7 +25,8 @@ def memory_facts(seen: Seen) -> dict[str, Any]:
     points = seen.process.get("rss") or []
     if points:
         found["process_bytes"] = points[-1][1]
-        found["growth_bytes_per_step"] = min(seen.growth_bytes_per_step)
+        if points[-1][0] - points[0][0] >= LEAST_STEPS:
+            found["growth_bytes_per_step"] = min(seen.growth_bytes_per_step)
     found |= _largest_batch(seen, found, traced.get("free_bytes"))
     return found | {k: traced[k] for k in ("timeline", "phases") if traced.get(k)}
 

@@ -26,6 +26,7 @@ from typing import Any
 
 import psutil
 
+from perftrain.cores import core_numbers
 from perftrain.measure.memory import can_reset
 
 _CPU_FEATURES = {"avx2", "avx512f", "avx512_bf16", "avx512_fp16", "avx512_vnni", "amx_bf16", "amx_fp16", "amx_int8"} | {
@@ -54,7 +55,7 @@ def describe() -> dict[str, Any]:
         "cpu_model": _cpu_info("model name") or platform.processor() or platform.machine(),
         "cpu_features": sorted(_CPU_FEATURES & set((_cpu_info("flags") or _cpu_info("Features")).split())),
         "cores": psutil.cpu_count() or 1,
-        "cores_usable": min(len(_affinity()), math.ceil(quota) if quota else sys.maxsize),
+        "cores_usable": min(len(core_numbers()), math.ceil(quota) if quota else sys.maxsize),
         "memory_bytes": round(min(psutil.virtual_memory().total, *limits) / 2**26) * 2**26,
         "numa_nodes": len(list(Path("/sys/devices/system/node").glob("node[0-9]*"))) or 1,
         "os": system,
@@ -91,9 +92,9 @@ def settings() -> dict[str, Any]:
     variables = {k: v for k, v in sorted(os.environ.items()) if _SHAPES_SPEED.match(k) and not _NOT_ABOUT_SPEED.match(k)}
     return {
         "environment": variables,
-        "affinity": _affinity(),
+        "affinity": core_numbers(),
         "huge_pages": _huge_pages(),
-        "governor": _text(Path(f"/sys/devices/system/cpu/cpu{_affinity()[0]}/cpufreq/scaling_governor")) or None,
+        "governor": _text(Path(f"/sys/devices/system/cpu/cpu{core_numbers()[0]}/cpufreq/scaling_governor")) or None,
     }
 
 
@@ -149,10 +150,6 @@ def _text(file: Path) -> str:
 def _cpu_info(key: str) -> str:
     match = re.search(rf"^{key}\s*:\s*(.*)$", _text(Path("/proc/cpuinfo")), re.MULTILINE)
     return match[1] if match else ""
-
-
-def _affinity() -> list[int]:
-    return sorted(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else list(range(os.cpu_count() or 1))
 
 
 def _huge_pages() -> str | None:

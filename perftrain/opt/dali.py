@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
@@ -12,6 +11,7 @@ from typing import Any, ClassVar
 
 from torch.utils.data import default_collate
 
+from perftrain.cores import usable_cores
 from perftrain.data.augmentation import read_augmentation
 from perftrain.data.dali import DaliLoader, interpolation, settle_all
 from perftrain.data.decoders import require_plain_decoder
@@ -81,7 +81,7 @@ class Dali(Switch):
         if options.collate_fn not in (None, default_collate):
             raise PerftrainError("dali makes batches itself; this loader has a collate_fn of its own. Leave +opt=dali out.")
         interpolation(augmentation.crop)
-        cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+        cores = usable_cores()
         threads = self.threads or options.num_workers or cores
         engine = partial(_engine, augmentation=augmentation, threads=threads, prefetch=self.prefetch, device=options.device)
         return replace(options, engine=engine, num_workers=0, prefetch_factor=None)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import os
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
@@ -12,6 +11,7 @@ from typing import ClassVar
 
 import torch
 
+from perftrain.cores import core_numbers
 from perftrain.facts import Bottleneck, Card, Gain, Numerics, PerftrainError, Place, StepBreakdown
 from perftrain.opt.base import Switch
 from perftrain.opt.seams import LoaderOptions, Plan
@@ -115,7 +115,7 @@ def set_inter_op(count: int) -> None:
 
 def physical_cores(topology: Path = TOPOLOGY, container: Path = CONTAINER) -> int:
     """Cores this process may use: hyperthreads of one core counted once, and no more than its container may use."""
-    cpus = os.sched_getaffinity(0) if hasattr(os, "sched_getaffinity") else range(os.cpu_count() or 1)
+    cpus = core_numbers()
     cores = len({_core_of(cpu, topology) for cpu in cpus})
     return max(1, min(cores, _container_cores(container, cores)))
 

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import os
 from dataclasses import dataclass, replace
 from typing import ClassVar
 
+from perftrain.cores import usable_cores
 from perftrain.facts import Bottleneck, Card, Gain, Numerics, PerftrainError, Place, StepBreakdown
 from perftrain.opt.base import Switch
 from perftrain.opt.seams import LoaderOptions
@@ -45,7 +45,3 @@ class Workers(Switch):
 
     def loader(self, options: LoaderOptions) -> LoaderOptions:
         return replace(options, num_workers=self.count())
-
-
-def usable_cores() -> int:
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1

@@ -19,9 +19,7 @@ SHOWN = (
 """Categories of memory on the terminal."""
 
 
-def print_diagnosis(
-    console: Console, program: str, place: str, diagnosis: Diagnosis, notes: Iterable[str] = (), memory: Mapping[str, Any] | None = None
-) -> None:
+def print_diagnosis(console: Console, program: str, place: str, diagnosis: Diagnosis, notes: Iterable[str] = ()) -> None:
     """The phase picture, the ruling bottleneck in a sentence, then the causes in order."""
     paragraph(console, program, "bold")
     paragraph(console, place, "dim")
@@ -36,9 +34,9 @@ def print_diagnosis(
     if vain:
         console.print()
         console.print(named([("will not help", avoids(vain))]))
-    if memory:
+    if diagnosis.memory:
         console.print()
-        console.print(named([("memory", _memory(memory))]))
+        console.print(named([("memory", _memory(diagnosis.memory))]))
     for note in notes:
         paragraph(console, note, "dim")
 

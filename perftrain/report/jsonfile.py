@@ -67,6 +67,8 @@ def diagnosis_json(diagnosis: Diagnosis) -> dict[str, Any]:
             "sentence": diagnosis.sentence,
             "breakdown": breakdown_json(diagnosis.breakdown),
             "causes": [_cause_json(cause) for cause in diagnosis.causes],
+            "memory": diagnosis.memory,
+            "roofline": diagnosis.roofline,
         }
     )
 

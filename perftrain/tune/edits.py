@@ -17,6 +17,7 @@ LOADER_ARGUMENTS = {
     "prefetch": (("prefetch_factor", "{value}"),),
     "persistent_workers": (("persistent_workers", "True"),),
     "pin_memory": (("pin_memory", "True"),),
+    "in_order": (("in_order", "False"),),
 }
 BEFORE_OPTIMIZER = {
     "amp": "{model}.forward = torch.autocast({device!r}, dtype=torch.bfloat16)({model}.forward)",
@@ -28,6 +29,10 @@ BY_HAND = {
     "no_sync": "run all backward passes of a step but the last under model.no_sync()",
     "huge_pages": "start it with GLIBC_TUNABLES=glibc.malloc.hugetlb=1",
     "allocator": "start it with the variables that perftrain opts names for allocator",
+    "tf32": "torch.backends.cuda.matmul.fp32_precision = torch.backends.cudnn.conv.fp32_precision = 'tf32' at the top (CPU: "
+    "torch.backends.mkldnn.matmul, .conv)",
+    "cudnn_benchmark": "torch.backends.cudnn.benchmark = True at the top",
+    "sdpa": "with torch.nn.attention.sdpa_kernel(SDPBackend.FLASH_ATTENTION): around the forward pass",
     "foreach": "foreach=True in the optimizer's call",
 }
 

@@ -14,7 +14,7 @@ from perftrain.attach.launch import Watched, watch
 from perftrain.attach.orders import Orders
 from perftrain.diagnose.seen import Seen, probes_of
 
-QUICK = Orders("", "", observe_s=1.0, least_steps=20, most_s=6.0)
+QUICK = Orders(observe_s=1.0, least_steps=20, most_s=6.0)
 HEAD = """
 import sys, time, torch
 from torch import nn
@@ -41,7 +41,7 @@ def alone(path: str, *arguments: str) -> subprocess.CompletedProcess[str]:
 
 def watched_output(path: str, capfd: Any, *arguments: str) -> tuple[str, Watched]:
     capfd.readouterr()
-    found = observe(path, Orders("", "", to_the_end=True), *arguments, quiet=False)
+    found = observe(path, Orders(to_the_end=True), *arguments, quiet=False)
     return capfd.readouterr().out, found
 
 
@@ -246,7 +246,7 @@ def test_counterfactuals_take_turns(tmp_path: Path) -> None:
         """,
     )
     names = ("no_gc", "anomaly_off")
-    found = observe(path, Orders("", "", probes=names, probe_s=3.0, trace=False))
+    found = observe(path, Orders(probes=names, probe_s=3.0, trace=False))
     probes = probes_of(found.processes[0], names)
     assert probes["no_gc"].low > 2
     assert 0.8 < probes["anomaly_off"].speedup < 1.6
@@ -256,7 +256,7 @@ def test_counterfactuals_take_turns(tmp_path: Path) -> None:
 def test_a_run_that_only_measures_does_not_save(tmp_path: Path) -> None:
     kept = tmp_path / "model.pt"
     path = script(tmp_path, f"for _ in range(300):{STEP}    torch.save(model.state_dict(), {str(kept)!r})\n")
-    assert observe(path, Orders("", "", probes=("no_gc",), probe_s=1.0, saving=False)).code == 0
+    assert observe(path, Orders(probes=("no_gc",), probe_s=1.0, saving=False)).code == 0
     assert not kept.exists()
 
 

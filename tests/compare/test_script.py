@@ -9,8 +9,9 @@ from pathlib import Path
 import pytest
 
 from perftrain.compare.duet import Protocol
-from perftrain.compare.script import ScriptFailed, sort_switches, try_on_script
+from perftrain.compare.script import NotFromOutside, ScriptFailed, sort_switches, try_on_script
 from perftrain.facts import Decision, PerftrainError
+from perftrain.opt import all_switches
 
 QUICK = Protocol(budget_s=6.0, processes=2, block_s=0.05)
 SCRIPT = """
@@ -103,3 +104,30 @@ def test_what_is_asked_adds_up() -> None:
     assert both.loader["num_workers"] == 3
     assert (both.arms, both.threads, both.whole_runs) == (("amp",), 1, True)
     assert "GLIBC_TUNABLES" in both.environment
+
+
+def test_settings_of_the_process_take_turns_like_any_other_arm() -> None:
+    from perftrain.attach.probes import SETTINGS
+
+    for name in SETTINGS:
+        assert not all_switches()[name]().environment(), f"{name} needs its variables before torch starts"
+        assert sort_switches([name], 2).arms == (name,)
+    assert sort_switches(["in_order"], 2).loader == {"in_order": False}
+
+
+def test_a_switch_that_needs_an_edit_says_why() -> None:
+    with pytest.raises(NotFromOutside, match="decode_cache cannot be put into a script from outside: it changes how the dataset"):
+        sort_switches(["decode_cache"], 2)
+
+
+@pytest.mark.slow
+def test_a_setting_reaches_the_program_in_its_turns_only(tmp_path: Path) -> None:
+    path = tmp_path / "train.py"
+    path.write_text(
+        SCRIPT.replace("gc.collect()", f"open({str(tmp_path / 'seen')!r}, 'a').write(str(torch.are_deterministic_algorithms_enabled())[0])")
+    )
+    verdict = judged([str(path)], "deterministic")
+    seen = (tmp_path / "seen").read_text()
+    assert verdict.decision not in (Decision.DOES_NOT_RUN, Decision.CHANGES_RESULT), verdict.reason
+    assert "TF" in seen
+    assert "FT" in seen
