@@ -17,6 +17,7 @@ from typing import Any
 from perftrain.attach import facts_of, seams
 from perftrain.attach.clock import Clock
 from perftrain.attach.fetching import Fetching
+from perftrain.attach.nvtx import Ranges
 from perftrain.attach.orders import Orders
 from perftrain.attach.probes import Turns
 from perftrain.attach.sampler import Sampler
@@ -49,7 +50,7 @@ class Session:
         self.loaders: dict[int, dict[str, Any]] = {}
         self.counts: Counter[str] = Counter()
         self.sums: dict[str, float] = defaultdict(float)
-        self.trace = Trace(self)
+        self.trace = Ranges(self) if self.orders.profiled_steps else Trace(self)
         self.turns = Turns(self) if self.orders.probes or self.orders.always else None
         self.losses: list[Any] = []
         self.traced_rows: set[int] = set()
