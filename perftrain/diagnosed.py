@@ -8,6 +8,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from perftrain import nsight
 from perftrain.attach.launch import Watched, folder_of, watch
 from perftrain.attach.orders import Orders
 from perftrain.compare.script import NOTHING, Asked, ScriptFailed, saying
@@ -21,7 +22,7 @@ from perftrain.diagnose.trace_file import read_trace
 from perftrain.facts import Diagnosis, PerftrainError
 from perftrain.measure.known_peaks import known_peaks
 from perftrain.measure.machine import describe, machine_id
-from perftrain.options import Line, as_overrides, check
+from perftrain.options import NSIGHT_FLAGS, Line, as_overrides, check
 from perftrain.report import terminal
 from perftrain.report.diagnosis import print_diagnosis
 from perftrain.report.jsonfile import diagnosis_json, write_json
@@ -173,26 +174,57 @@ def diagnose_line(line: Line, watcher: Any) -> int:
         raise PerftrainError(f"A diagnosis takes {LEAST_BUDGET_S:.0f} s at least; --budget was {budget_s:g}. Try --budget 90.")
     path = json_path(line)
     if trace := line.flags.get("--trace"):
-        return _of_a_trace(Path(trace), path)
+        return _of_a_report(trace, read_trace(Path(trace)), path)
+    flag = next((f for f in NSIGHT_FLAGS if f in line.flags), "")
+    if flag and (report := line.flags[flag]):
+        return _of_a_report(report, nsight.read_report(flag, Path(report)), path)
     program = line.program or recipe_program(line)
-    diagnosis, seen, runs = diagnose_program(program, budget_s, Telling(watcher), line.full)
+    if flag:
+        diagnosis, seen, runs = _under_nsight(flag, line, program, Telling(watcher))
+    else:
+        diagnosis, seen, runs = diagnose_program(program, budget_s, Telling(watcher), line.full)
     console = terminal.stdout_console()
     console.rule(style="dim")
     name = " ".join(line.program) if line.program else " ".join(line.overrides) or "the default recipe"
-    print_diagnosis(console, name, place_of(seen), diagnosis, _notes(seen, runs))
+    place = place_of(seen) if seen.process["pid"] else f"{seen.process['device']} · {_extent(seen)}"
+    print_diagnosis(console, name, place, diagnosis, _notes(seen, runs))
     if path:
         facts = {**diagnosis_json(diagnosis), "program": list(program), "probes": _probes_json(seen)}
         write_json(path, {"schema": 1, "diagnosis": facts})
     return 1 if runs["code"] else 0
 
 
-def _of_a_trace(trace: Path, path: str | None) -> int:
-    seen = read_trace(trace)
+def _of_a_report(name: str, seen: Seen, path: str | None) -> int:
     diagnosis = diagnose(seen)
-    print_diagnosis(terminal.stdout_console(), str(trace), f"{seen.process['device']} · {seen.trace['steps']} steps traced", diagnosis)
+    print_diagnosis(terminal.stdout_console(), name, f"{seen.process['device']} · {_extent(seen)}", diagnosis)
     if path:
-        write_json(path, {"schema": 1, "diagnosis": {**diagnosis_json(diagnosis), "program": [str(trace)], "probes": []}})
+        write_json(path, {"schema": 1, "diagnosis": {**diagnosis_json(diagnosis), "program": [name], "probes": []}})
     return 0
+
+
+def _extent(seen: Seen) -> str:
+    if "bound_s" in seen.trace:
+        return f"{seen.trace['device_calls']:,} kernels measured one by one"
+    if seen.trace.get("steps_from") == "":
+        return "no steps are marked: the whole report counts as one (torch.cuda.nvtx.range_push('step 1') marks one)"
+    return f"{seen.trace['steps']} steps traced"
+
+
+def _under_nsight(flag: str, line: Line, program: Sequence[str], progress: Progress) -> tuple[Diagnosis, Seen, dict[str, Any]]:
+    """The program once, under nsys or ncu: phases and lines as always, and the device's timeline; of ncu only the kernels."""
+
+    def say(steps: int, seconds: float) -> None:
+        progress(f"under {nsight.TOOLS[flag].name}: {steps} steps", seconds, nsight.START_LIMIT_S)
+
+    watched, report = nsight.profiled(flag, program, say, line.full)
+    runs = {"ended_early": watched.ended_early, "code": watched.code, "probe_error": ""}
+    if flag == "--ncu":
+        return diagnose(report), report, runs
+    seen = _seen(watched, program)
+    seen = replace(seen, process={**seen.process, "trace": {**seen.trace, **report.trace}})
+    if seen.trace["float32_s"] > 0.2 * seen.trace["wall_s"]:
+        seen = replace(seen, peaks=_peaks(seen))
+    return replace(diagnose(seen), memory=memory_facts(seen)), seen, runs
 
 
 def place_of(seen: Seen) -> str:

@@ -36,8 +36,9 @@ GATE_FLAGS = ("--baseline", "--against")
 REPORT_FLAGS = ("--out",)
 TRACE_FLAG = "--trace"
 """Of ``diagnose``: read one. Of ``report``: write one; its file need not be named."""
-NOT_YET = ("--nsys", "--ncu")
-"""Of ``diagnose``."""
+NSIGHT_FLAGS = ("--nsys", "--ncu")
+"""Of ``diagnose``: with a report that was recorded before, or before a program that is to run under the tool."""
+REPORTS = (".sqlite", ".csv", ".nsys-rep", ".ncu-rep", ".qdrep")
 """Verbs that take a script."""
 
 HELP = """\
@@ -51,6 +52,8 @@ perftrain: every speed optimization of a PyTorch training is a switch, and every
   perftrain diagnose [overrides]                      what rules a step, how much it can give, what to try and what not to
   perftrain diagnose train.py [its arguments]         the same for any training script, unedited (or -m package.module)
   perftrain diagnose --trace trace.json               the same from what torch.profiler exported, on any machine
+  perftrain diagnose --nsys|--ncu train.py            the same, run under Nsight Systems or Nsight Compute
+  perftrain diagnose --nsys report.sqlite             the same from what they exported (--ncu report.csv), on any machine
   perftrain try amp,workers=4 train.py [its arguments] the same verdict on any training script, unedited
   perftrain try --apply amp train.py [its arguments]  run the script to its end with the switches on
   perftrain tune [overrides | train.py its arguments] try what the diagnosis recommends, one by one; keep what is proved
@@ -115,6 +118,7 @@ def sort_out(arguments: Sequence[str]) -> Line:
         return Line(verb, tuple(words), flags=flags, markdown="--markdown" in rest, open="--open" in rest)
     if TRACE_FLAG in flags and verb != "report" and (verb != "diagnose" or program or rest):
         raise PerftrainError("--trace belongs to perftrain report RUN, or to diagnose, alone: perftrain diagnose --trace trace.json.")
+    _check_nsight(verb, flags, bool(program or rest))
     if verb != "report" and "--out" in flags:
         raise PerftrainError("--out belongs to perftrain report.")
     if verb != "gate" and (wrong := [f for f in GATE_FLAGS if f in flags]):
@@ -123,8 +127,6 @@ def sort_out(arguments: Sequence[str]) -> Line:
         raise PerftrainError(
             "gate needs a script and what it is compared with: perftrain gate --baseline FILE train.py, or --against REVISION."
         )
-    if verb == "diagnose" and (later := [a for a in (*rest, *program[:1]) if a.partition("=")[0] in NOT_YET]):
-        raise PerftrainError(f"{later[0]} is not in this version: Nsight is not wrapped yet. For a trace of torch.profiler: --trace FILE.")
     full = ("--full" in rest and verb == "diagnose") or ("--apply" in rest and verb == "try")
     rest = [a for a in rest if not (full and a in ("--full", "--apply"))]
     if program:
@@ -141,11 +143,27 @@ def sort_out(arguments: Sequence[str]) -> Line:
     return Line(verb, tuple(overrides), multirun, hydra_flags, flags)
 
 
+def _check_nsight(verb: str, flags: dict[str, str], runs_something: bool) -> None:
+    given = [f for f in NSIGHT_FLAGS if f in flags]
+    if given and (verb != "diagnose" or len(given) > 1 or TRACE_FLAG in flags):
+        raise PerftrainError(f"{given[0]} belongs to perftrain diagnose, one such flag at a time: perftrain diagnose {given[0]} train.py.")
+    if given and flags[given[0]] and runs_something:
+        raise PerftrainError(
+            f"{given[0]} takes a report or a program; {flags[given[0]]!r} and a program were given. Leave one of them out."
+        )
+
+
+def _is_report(word: str) -> bool:
+    return word.endswith(REPORTS) and not word.startswith("-") and "=" not in word
+
+
 def _before_program(verb: str, rest: list[str]) -> tuple[str, ...]:
     """What may stand between the verb and a script."""
     if verb == "try" and (len(rest) != 1 or rest[0].startswith("-")):
         raise PerftrainError("try needs the names of switches, then the script: perftrain try amp,channels_last train.py [its arguments].")
     wrong = [a for a in rest if verb in ("diagnose", "gate") or (verb == "tune" and not a.startswith("tune."))]
+    if wrong[:1] == ["torchrun"]:
+        raise PerftrainError("torchrun is written as the module that it is: -m torch.distributed.run --nproc-per-node 2 train.py.")
     if wrong:
         allowed = "tune.min_gain=0.02, tune.allow_changed=true and perftrain's flags" if verb == "tune" else "perftrain's flags"
         raise PerftrainError(f"Before a script come only {allowed}; {wrong[0]!r} is none. What follows the script's name belongs to it.")
@@ -163,6 +181,8 @@ def _take_program(arguments: list[str]) -> tuple[list[str], list[str]]:
             skip = False
         elif word in (*FLAGS, *GATE_FLAGS, *REPORT_FLAGS, TRACE_FLAG):
             skip = True
+        elif word in NSIGHT_FLAGS:
+            skip = _is_report((*arguments[i + 1 :], "")[0])
         elif word == "-m" or (not word.startswith("-") and (word.endswith(".py") or Path(word).is_file()) and "=" not in word):
             return arguments[:i], arguments[i:]
     return arguments, []
@@ -186,6 +206,9 @@ def _take_flags(arguments: list[str]) -> tuple[list[str], dict[str, str]]:
     flags: dict[str, str] = {}
     while arguments:
         name, equals, value = arguments.pop(0).partition("=")
+        if name in NSIGHT_FLAGS:
+            flags[name] = value or (arguments.pop(0) if arguments and _is_report(arguments[0]) else "")
+            continue
         if name not in (*FLAGS, *GATE_FLAGS, *REPORT_FLAGS, TRACE_FLAG):
             rest.append(name + equals + value)
             continue

@@ -28,6 +28,7 @@ CLI = {
     "tuned",
     "fronts",
     "gated",
+    "nsight",
     "reported",
     "recipe_program",
     "job_entry",

@@ -57,8 +57,17 @@ def command_of(program: Sequence[str], folder: str | None = None) -> list[str]:
     return [sys.executable, *program]
 
 
+LAUNCHERS = ("torch.distributed.run", "torch.distributed.launch", "accelerate.commands.launch")
+"""Modules that start a script in several ranks: ``-m torch.distributed.run --nproc-per-node 2 train.py``."""
+
+
 def folder_of(program: Sequence[str]) -> str:
-    return str(Path(program[0]).resolve().parent if program[0] != "-m" else Path.cwd())
+    """Where the user's own code lies: beside the script, also if a launcher starts it; else here."""
+    if program[0] != "-m":
+        return str(Path(program[0]).resolve().parent)
+    scripts = (w for w in program[2:] if w.endswith(".py") and Path(w).is_file())
+    script = next(scripts, None) if program[1] in LAUNCHERS else None
+    return str(Path(script).resolve().parent if script else Path.cwd())
 
 
 def watch(
@@ -69,6 +78,8 @@ def watch(
     quiet: bool = False,
     environment: dict[str, str] | None = None,
     folder_of_program: str | None = None,
+    under: Sequence[str] = (),
+    grace_s: float = GRACE_S,
 ) -> Watched:
     """Run ``program`` under ``orders`` until it ends, has shown enough, or ``limit_s`` are over.
 
@@ -76,8 +87,9 @@ def watch(
         say: called about four times a second with the steps done and the seconds since the start.
         quiet: throw the program's output away (but for its errors); else it goes where ours goes.
         folder_of_program: where it runs, and what its path is relative to; here, if not given.
+        under: a command line that takes the program's as its last arguments (a profiler); it has ``grace_s`` to finish afterwards.
     """
-    command = command_of(program, folder_of_program)
+    command = [*under, *command_of(program, folder_of_program)]
     with tempfile.TemporaryDirectory(prefix="perftrain-") as folder:
         orders = replace(orders, folder=folder)
         path = Path(folder) / "orders.json"
@@ -90,7 +102,7 @@ def watch(
             )  # fmt: skip
             began = time.perf_counter()
             try:
-                early = _wait(process, Path(folder), say, limit_s)
+                early = _wait(process, Path(folder), say, limit_s, grace_s)
             except BaseException:
                 _end(process)
                 raise
@@ -112,7 +124,7 @@ def _environment(orders: Path, more: dict[str, str]) -> dict[str, str]:
     }  # fmt: skip
 
 
-def _wait(process: subprocess.Popen[bytes], folder: Path, say: Callable[[int, float], None], limit_s: float) -> bool:
+def _wait(process: subprocess.Popen[bytes], folder: Path, say: Callable[[int, float], None], limit_s: float, grace_s: float) -> bool:
     """Whether the program was ended from here. Once one process has left its record, the others get a little time."""
     began, done_at = time.perf_counter(), None
     while process.poll() is None:
@@ -123,7 +135,7 @@ def _wait(process: subprocess.Popen[bytes], folder: Path, say: Callable[[int, fl
         if now > limit_s:
             _end(process)
             return True
-        if done_at is not None and now > done_at + GRACE_S and (folder / "enough").exists():
+        if done_at is not None and now > done_at + grace_s and (folder / "enough").exists():
             _end(process)
             return True
         time.sleep(0.25)

@@ -22,6 +22,8 @@ class Orders:
     to_the_end: bool = False
     """Let the program finish by itself."""
     trace: bool = True
+    profiled_steps: int = 0
+    """Steps that a profiler of NVIDIA, under which the program runs, is told to record instead of torch's; 0: there is none."""
     probes: tuple[str, ...] = ()
     """Counterfactuals to take turns with the program as it is; empty: only watch."""
     probe_s: float = 20.0

@@ -17,6 +17,7 @@ from typing import Any
 from perftrain.attach import facts_of, seams
 from perftrain.attach.clock import Clock
 from perftrain.attach.fetching import Fetching
+from perftrain.attach.nvtx import Ranges
 from perftrain.attach.orders import Orders
 from perftrain.attach.probes import Turns
 from perftrain.attach.sampler import Sampler
@@ -25,6 +26,8 @@ from perftrain.attach.trace import Trace
 WARM_STEPS = 3
 TRACE_AFTER_S, TRACE_AFTER_STEPS = 3.0, 300
 STATUS_EVERY_S = 0.5
+watching: list[Session] = []
+"""The session of this process, if it is watched: for a loop of perftrain's own, which tells it more than torch's seams can."""
 
 
 class Session:
@@ -47,7 +50,7 @@ class Session:
         self.loaders: dict[int, dict[str, Any]] = {}
         self.counts: Counter[str] = Counter()
         self.sums: dict[str, float] = defaultdict(float)
-        self.trace = Trace(self)
+        self.trace = Ranges(self) if self.orders.profiled_steps else Trace(self)
         self.turns = Turns(self) if self.orders.probes or self.orders.always else None
         self.losses: list[Any] = []
         self.traced_rows: set[int] = set()
@@ -61,6 +64,7 @@ class Session:
         self._gc_began = 0.0
 
     def open(self) -> None:
+        watching.append(self)
         seams.lay_open(self)
         gc.callbacks.append(self._on_gc)
         atexit.register(self.save)
@@ -143,9 +147,10 @@ class Session:
         if world[1] > 1:
             agreed = Path(self.orders.folder) / "stop_at"
             if self.stop_at is None and not agreed.exists() and world[0] == 0:
-                agreed.write_text(str(done + 2))
+                agreed.with_suffix(".tmp").write_text(str(done + 2))
+                agreed.with_suffix(".tmp").replace(agreed)  # whole at once: another rank that reads half of it stops alone
             if agreed.exists():
-                self.stop_at = int(agreed.read_text() or 0)
+                self.stop_at = int(agreed.read_text())
             if self.stop_at is None or done < self.stop_at:
                 return
         self.save()

@@ -179,6 +179,8 @@ def _graph_breaks(seen: Seen) -> Cause | None:
 
 # --- the optimizer ---
 def _optimizer(seen: Seen) -> Cause | None:
+    if seen.on_cuda and not seen.process.get("optimizers"):
+        return None  # of a report: the host's clock does not tell what the optimizer costs the device
     share = seen.share("optimizer")
     gradients = seen.trace.get("gradients") or {}
     sparse = gradients.get("embedding_touched", 1.0) < 0.3 and gradients.get("embedding_share", 0.0) > 0.5

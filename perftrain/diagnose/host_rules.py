@@ -29,30 +29,6 @@ def host_causes(seen: Seen) -> Iterator[Cause]:
     yield from _garbage(seen)
     yield from _between(seen)
     yield from _growth(seen)
-    yield from _idle_device(seen)
-
-
-def _idle_device(seen: Seen) -> Iterator[Cause]:
-    """Of a trace with a device: stretches in which it had nothing to do though no batch was missing."""
-    busy, wall = seen.trace.get("device_busy_s"), seen.trace.get("wall_s") or 0.0
-    if busy is None or not seen.on_cuda or not wall:
-        return
-    idle = max(0.0, 1 - busy / wall - seen.share("data_wait"))
-    if bound(idle) < NOTABLE:
-        return
-    calls = seen.trace.get("device_calls", 0) / max(1, seen.trace.get("steps") or 1)
-    waiting = seen.share("sync")
-    label = Bottleneck.HOST_SYNC if waiting > 0.5 * idle else Bottleneck.LAUNCH_OVERHEAD
-    lines = [
-        f"the device is idle for {idle:.0%} of the step while no batch is missing; {calls:,.0f} kernels and copies a step",
-        f"the host waits for the device {waiting:.0%} of the step" if waiting > 0.02 else "",
-    ]
-    edit = (
-        "read numbers back less often"
-        if label is Bottleneck.HOST_SYNC
-        else "fewer, larger kernels: torch.compile, CUDA graphs, larger batches"
-    )
-    yield cause(label, idle, bound(idle), 0.7, lines, "", [by_edit(edit, bound(idle * 0.4), bound(idle), "the device works without gaps")])
 
 
 def _now_and_then(seen: Seen, phase: str, label: Bottleneck, edit: str) -> Cause | None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+from perftrain.diagnose.device_rules import idle_for_data
 from perftrain.diagnose.finding import NOTABLE, bound, by_edit, by_switch, cause, milliseconds, saved, top_evidence, top_line
 from perftrain.diagnose.seen import Seen
 from perftrain.facts import Bottleneck, Cause, Evidence
@@ -34,7 +35,7 @@ MOST_WORKERS = 16
 def input_causes(seen: Seen) -> Iterator[Cause]:
     if seen.fetching["batches"] >= 2 and (seen.share("data_wait") > 0.05 or without_loading(seen) > NOTABLE):
         yield from _loader(seen)
-    elif seen.fetching["batches"] < 2 and bound(seen.share("data_wait")) > NOTABLE:
+    elif seen.fetching["batches"] < 2 and bound(_waited(seen)) > NOTABLE:
         yield _waiting(seen)
     if found := _padding(seen):
         yield found
@@ -71,11 +72,19 @@ def _loader(seen: Seen) -> Iterator[Cause]:
         yield _decode(seen, share, per_sample_cpu)
 
 
+def _waited(seen: Seen) -> float:
+    """Part of the step that waiting for batches costs: where a device's timeline is known, only while the device had nothing to do."""
+    idle = idle_for_data(seen)
+    return seen.share("data_wait") if idle is None else min(idle, seen.share("data_wait"))
+
+
 def _waiting(seen: Seen) -> Cause:
     """A loader that could not be looked into (of another library, or of a trace)."""
-    share = seen.share("data_wait")
+    share = _waited(seen)
     lines = [
-        f"waiting for batches takes {share:.0%} of the step ({milliseconds(seen.phase_s('data_wait'))} of {milliseconds(seen.step_s)})",
+        f"waiting for batches takes {seen.share('data_wait'):.0%} of the step ({milliseconds(seen.phase_s('data_wait'))} of "
+        f"{milliseconds(seen.step_s)})",
+        f"the device is idle meanwhile for {share:.0%} of the step" if idle_for_data(seen) is not None else "",
         "why could not be seen from here: perftrain diagnose train.py looks into torch's DataLoader",
     ]
     tries = [by_switch("workers", 1.0, bound(share), "if cores are idle meanwhile, batches can be made beside the model")]

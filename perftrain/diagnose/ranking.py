@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from perftrain.diagnose.comm_rules import comm_causes
 from perftrain.diagnose.compute_rules import compute_causes, measured
+from perftrain.diagnose.device_rules import device_causes, without_a_cause
 from perftrain.diagnose.finding import NOTABLE, bound, milliseconds
 from perftrain.diagnose.host_rules import host_causes
 from perftrain.diagnose.input_rules import input_causes, workers_gain
@@ -51,10 +54,13 @@ def wanted_probes(seen: Seen) -> tuple[str, ...]:
 
 def diagnose(seen: Seen) -> Diagnosis:
     """The ranked causes. Healthy if none of them promises much."""
-    causes = [*input_causes(seen), *host_causes(seen), *compute_causes(seen), *comm_causes(seen)]
+    causes = [*input_causes(seen), *host_causes(seen), *compute_causes(seen), *comm_causes(seen), *device_causes(seen)]
     causes = [c for c in _merged(causes) if c.upper_bound >= HEALTHY_BELOW]
     causes.sort(key=lambda c: -(1 - 1 / c.upper_bound) * (0.5 + 0.5 * c.confidence))
     breakdown = seen.breakdown()
+    if not causes and "class_s" in seen.trace:
+        only, healthy, sentence = without_a_cause(seen)
+        return Diagnosis(breakdown, (replace(only, avoids=avoids(seen, ())),), healthy, sentence)
     if not causes:
         return Diagnosis(breakdown, (_saturated(seen),), True, _healthy_sentence(seen))
     ranked = tuple(_with_avoids(c, seen) if i == 0 else c for i, c in enumerate(causes[:MOST_CAUSES]))
@@ -87,17 +93,24 @@ def _with_avoids(first: Cause, seen: Seen) -> Cause:
 def avoids(seen: Seen, recommended: tuple[str, ...] | list[str]) -> tuple[Avoid, ...]:
     """The popular switches that will not help here, each with its number."""
     waiting = seen.share("data_wait")
+    marked = {p for p in ("data_wait", "optimizer") if seen.process["pid"] or p in seen.phases}  # a report may tell nothing of them
     reasons = {
-        "workers": _against_workers(seen, waiting),
+        "workers": _against_workers(seen, waiting) if "data_wait" in marked else "",
         "pin_memory": "there is no device to copy to" if not seen.on_cuda else "",
-        "prefetch": f"waiting for batches is {waiting:.0%} of the step" if waiting < 0.05 else "",
+        "prefetch": f"waiting for batches is {waiting:.0%} of the step" if waiting < 0.05 and "data_wait" in marked else "",
         "amp": _against_probe(seen, "amp") or _against_amp(seen),
         "tf32": _against_amp(seen),
         "channels_last": _against_probe(seen, "channels_last") or _against_channels_last(seen),
         "compile": _against_probe(seen, "compile"),
         "fused": _against_probe(seen, "fused")
-        or (f"the optimizer is {seen.share('optimizer'):.0%} of the step" if seen.share("optimizer") < 0.05 else ""),
-        "threads": f"torch already computes with {seen.threads} threads on {seen.cores} cores" if seen.threads == seen.cores else "",
+        or (
+            f"the optimizer is {seen.share('optimizer'):.0%} of the step"
+            if seen.share("optimizer") < 0.05 and "optimizer" in marked
+            else ""
+        ),
+        "threads": f"torch already computes with {seen.threads} threads on {seen.cores} cores"
+        if seen.threads == seen.cores and seen.process["pid"]
+        else "",
     }
     return tuple(Avoid(name, because) for name, because in reasons.items() if because and name not in recommended)
 
@@ -117,6 +130,9 @@ def _against_probe(seen: Seen, name: str) -> str:
 
 
 def _against_amp(seen: Seen) -> str:
+    if "class_s" in seen.trace:  # the kernels' own names
+        share = seen.trace["float32_s"] / max(1e-9, seen.trace["wall_s"])
+        return f"products in float32 without tensor cores are {share:.0%} of the step" if share < 0.1 else ""
     low = seen.operation_share((*MATMUL, *CONVOLUTION), ("c10::BFloat16", "c10::Half", "BFloat16"))
     single = seen.operation_share((*MATMUL, *CONVOLUTION), ("float",), without=("foreach", "embedding"))
     if low > single:
@@ -126,6 +142,8 @@ def _against_amp(seen: Seen) -> str:
 
 def _against_channels_last(seen: Seen) -> str:
     roots = seen.process.get("roots") or []
+    if not roots:
+        return ""
     if not any(r["convolutions"] for r in roots):
         return "the model has no 2-d convolutions"
     return "the convolutions are channels last already" if all(r["channels_last"] for r in roots if r["convolutions"]) else ""
@@ -133,7 +151,8 @@ def _against_channels_last(seen: Seen) -> str:
 
 def _sentence(first: Cause, seen: Seen) -> str:
     return (
-        f"{MEANING[first.label]}: about {first.share:.0%} of the {milliseconds(seen.step_s)} step; "
+        f"{MEANING[first.label]}: about {first.share:.0%} of the {milliseconds(seen.step_s)} "
+        f"{'of kernels that were measured' if 'bound_s' in seen.trace else 'step'}; "
         f"without it at most {first.upper_bound:.2f}× as fast."
     )
 

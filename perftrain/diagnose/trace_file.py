@@ -9,10 +9,12 @@ from __future__ import annotations
 import gzip
 import json
 from collections import defaultdict
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from perftrain.diagnose.device import Call, Host, Work, device_trace, process_of
+from perftrain.diagnose.intervals import Intervals, intersect, total, union, without
 from perftrain.diagnose.seen import Seen
 from perftrain.facts import PerftrainError
 
@@ -59,28 +61,32 @@ def _process(host: list[Span], device: list[Span]) -> dict[str, Any]:
         by_thread[span[3].get("tid")].append(span)
     main = max(by_thread.values(), key=lambda t: (any(s[2].startswith("ProfilerStep") for s in t), len(t)))
     borders = [(s[0], s[1]) for s in steps] or [(min(s[0] for s in main), max(s[1] for s in main))]
-    backward = _union(s[:2] for s in host if s[2].startswith(BACKWARD))
+    backward = union(s[:2] for s in host if s[2].startswith(BACKWARD))
     phases = {
-        "data_wait": _union(s[:2] for s in main if s[2].startswith(DATA)),
-        "optimizer": _union(s[:2] for s in main if s[2].startswith(OPTIMIZER)),
+        "data_wait": union(s[:2] for s in main if s[2].startswith(DATA)),
+        "optimizer": union(s[:2] for s in main if s[2].startswith(OPTIMIZER)),
         "backward": backward,
-        "sync": _union(s[:2] for s in main if s[2] in WAITING),
+        "sync": union(s[:2] for s in main if s[2] in WAITING),
     }
-    phases["forward"] = _without(_union(s[:2] for s in main if s[3].get("cat") == "cpu_op"), [i for p in phases.values() for i in p])
-    names = [*phases, "rest"]
-    rows = []
-    for begin, end in borders:
-        spent = [_overlap(phases[name], begin, end) for name in phases]
-        rows.append([end, 1, 1, *(v for s in (*spent, max(0.0, end - begin - sum(spent))) for v in (s, s, s))])
-    wall = sum(end - begin for begin, end in borders)
-    return {
-        "pid": 0, "rank": 0, "ranks": 1, "device": "cuda" if device else "cpu", "cores": 1, "threads": 1, "torch": "", "phases": names,
-        "rows": rows, "traced": [], "counts": {}, "sums": {}, "before": [{}, {}, 0],
-        "samples": [], "fetching": {}, "compiling": {}, "roots": [], "optimizers": [], "rss": [],
-        "trace": {"steps": len(borders), "wall_s": wall, "operations": _operations(by_thread, phases), "forwards": [], "inputs": [],
-                  "phase_s": {n: sum(_overlap(p, b, e) for b, e in borders) for n, p in phases.items()},
-                  "device_busy_s": sum(_overlap(_union(s[:2] for s in device), b, e) for b, e in borders), "device_calls": len(device)},
+    phases["forward"] = without(union(s[:2] for s in main if s[3].get("cat") == "cpu_op"), union(i for p in phases.values() for i in p))
+    seen = {
+        "operations": _operations(by_thread, phases), "wall_s": total(borders),
+        "phase_s": {n: total(intersect(p, borders)) for n, p in phases.items()},
+        **(_device_side(host, device, phases["data_wait"], borders) if device else {}),
     }  # fmt: skip
+    return process_of("cuda" if device else "cpu", borders, phases, seen)
+
+
+def _device_side(host: list[Span], device: list[Span], data_wait: Intervals, borders: Intervals) -> dict[str, Any]:
+    """Copies are told by their names: "Memcpy HtoD (Pageable -> Device)"."""
+    kinds = {"gpu_memcpy": "copy", "gpu_memset": "fill"}
+    work = [
+        Work(begin, end, name, kinds.get(event["cat"], "kernel"), int((event.get("args") or {}).get("bytes") or 0), "HtoD" in name,
+             "Pageable" in name, event.get("tid") or 0)
+        for begin, end, name, event in device
+    ]  # fmt: skip
+    waits = [Call(begin, end, name) for begin, end, name, _ in host if name in WAITING]
+    return device_trace(work, Host(waits, data_wait), borders)
 
 
 def _operations(by_thread: Mapping[Any, list[Span]], phases: Mapping[str, Sequence[tuple[float, float]]]) -> list[list[Any]]:
@@ -108,35 +114,3 @@ def _close(span: list[Any], sums: dict[tuple[str, str, str], list[float]]) -> No
     if own < TINY_S:
         row[3] += 1
         row[4] += own
-
-
-# --- intervals ---
-def _union(parts: Iterable[tuple[float, float]]) -> list[tuple[float, float]]:
-    merged: list[tuple[float, float]] = []
-    for begin, end in sorted(parts):
-        if merged and begin <= merged[-1][1]:
-            merged[-1] = (merged[-1][0], max(end, merged[-1][1]))
-        else:
-            merged.append((begin, end))
-    return merged
-
-
-def _without(parts: Sequence[tuple[float, float]], taken: Sequence[tuple[float, float]]) -> list[tuple[float, float]]:
-    """``parts`` where ``taken`` is not."""
-    left = []
-    holes = _union(taken)
-    for begin, end in parts:
-        at = begin
-        for a, b in holes:
-            if b <= at or a >= end:
-                continue
-            if a > at:
-                left.append((at, a))
-            at = max(at, b)
-        if at < end:
-            left.append((at, end))
-    return left
-
-
-def _overlap(parts: Sequence[tuple[float, float]], begin: float, end: float) -> float:
-    return sum(max(0.0, min(b, end) - max(a, begin)) for a, b in parts)
