@@ -4,21 +4,29 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+from perftrain.facts import Diagnosis, RunRecord, StepBreakdown, Verdict
+
 if TYPE_CHECKING:
     from perftrain import opt as opt
     from perftrain.engine.trainer import Trainer as Trainer
     from perftrain.facts import PerftrainError as PerftrainError
+    from perftrain.loggers import MLflow as MLflow
+    from perftrain.loggers import TensorBoard as TensorBoard
     from perftrain.measure.meter import Meter as Meter
     from perftrain.opt.seams import Workload as Workload
+    from perftrain.report.live import live_view as live_view
 
 __version__ = "0.1.0"
-__all__ = ["Meter", "PerftrainError", "Trainer", "Workload", "opt"]
+__all__ = ["MLflow", "Meter", "PerftrainError", "TensorBoard", "Trainer", "Workload", "live_view", "opt"]
 
 _HOMES = {
     "Trainer": "perftrain.engine.trainer",
     "Meter": "perftrain.measure.meter",
     "Workload": "perftrain.opt.seams",
     "PerftrainError": "perftrain.facts",
+    "TensorBoard": "perftrain.loggers",
+    "MLflow": "perftrain.loggers",
+    "live_view": "perftrain.report.live",
 }
 
 
@@ -31,3 +39,13 @@ def __getattr__(name: str) -> Any:
     if name in _HOMES:
         return getattr(importlib.import_module(_HOMES[name]), name)
     raise AttributeError(f"module 'perftrain' has no attribute {name!r}")
+
+
+def _html(record: Any) -> str:
+    from perftrain.report.notebook import html_of
+
+    return html_of(record)
+
+
+for _record in (Diagnosis, RunRecord, StepBreakdown, Verdict):
+    _record._repr_html_ = _html  # type: ignore[attr-defined]  # facts know nothing of drawing; notebooks look for this name

@@ -13,6 +13,7 @@ from perftrain.facts import PerftrainError
 from perftrain.options import HELP, Line, as_overrides, check, config_dir, sort_out
 from perftrain.report import terminal
 from perftrain.report.jsonfile import write_json
+from perftrain.report.live import live_view
 from perftrain.report.progress import progress
 
 terminated: list[int] = []
@@ -95,6 +96,9 @@ class Terminal:
 
     def progress(self, description: str, total: float) -> AbstractContextManager[Any]:
         return progress(description, total)
+
+    def training(self, description: str) -> AbstractContextManager[Any]:
+        return live_view(description)
 
     def say(self, line: str) -> None:
         sys.stdout.flush()

@@ -306,6 +306,22 @@ class RunRecord:
     seconds: float = 0.0
 
 
+@dataclass(frozen=True)
+class Progress:
+    """How far a training is, and its latest steps: what a live view draws."""
+
+    step: int
+    """Steps done."""
+    steps: int
+    """Steps asked for."""
+    seconds: float
+    """Since the first step began."""
+    breakdown: StepBreakdown
+    """Of the steps since the message before."""
+    loss: float | None = None
+    """The latest that is known; on a device it may be some steps old, as nobody waits for it."""
+
+
 class PerftrainError(ValueError):
     """A mistake that the user can mend. The message states the rule, what was seen, and what to type."""
 
@@ -323,3 +339,8 @@ def run_record_from(raw: Mapping[str, Any]) -> RunRecord:
     """The inverse of :func:`to_dict` for a run; unknown keys (from a later minor version) are left out."""
     known = {k: raw[k] for k in RunRecord.__dataclass_fields__ if k in raw}
     return RunRecord(**{**known, "breakdown": breakdown_from(raw["breakdown"])})
+
+
+def progress_from(raw: Mapping[str, Any]) -> Progress:
+    """The inverse of :func:`to_dict` for what a worker process told."""
+    return Progress(**{**raw, "breakdown": breakdown_from(raw["breakdown"])})

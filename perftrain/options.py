@@ -35,6 +35,7 @@ WITH_PROGRAM = ("diagnose", "try", "tune", "gate")
 GATE_FLAGS = ("--baseline", "--against")
 REPORT_FLAGS = ("--out",)
 TRACE_FLAG = "--trace"
+"""Of ``diagnose``: read one. Of ``report``: write one; its file need not be named."""
 NSIGHT_FLAGS = ("--nsys", "--ncu")
 """Of ``diagnose``: with a report that was recorded before, or before a program that is to run under the tool."""
 REPORTS = (".sqlite", ".csv", ".nsys-rep", ".ncu-rep", ".qdrep")
@@ -59,6 +60,7 @@ perftrain: every speed optimization of a PyTorch training is a switch, and every
   perftrain gate --baseline FILE train.py             exit code 3 if it is slower than it was (--against REV: than that commit)
   perftrain opts                                      the switches, and which of them run here
   perftrain report RUN|SWEEP|FILE.json [--open]       one self-contained HTML page (--markdown: for a pull request)
+  perftrain report RUN --trace [FILE]                 and the phases of every step as a trace for ui.perfetto.dev
   perftrain runs                                      what is recorded
   perftrain doctor                                    this machine: versions, devices, measured peaks, what cannot run
 
@@ -114,8 +116,8 @@ def sort_out(arguments: Sequence[str]) -> Line:
         if len(words) != 1:
             raise PerftrainError("report needs one run, sweep folder or JSON file: perftrain report baseline-photos-1a2b3c4d.")
         return Line(verb, tuple(words), flags=flags, markdown="--markdown" in rest, open="--open" in rest)
-    if TRACE_FLAG in flags and (verb != "diagnose" or program or rest):
-        raise PerftrainError("--trace belongs to perftrain diagnose, alone: perftrain diagnose --trace trace.json.")
+    if TRACE_FLAG in flags and verb != "report" and (verb != "diagnose" or program or rest):
+        raise PerftrainError("--trace belongs to perftrain report RUN, or to diagnose, alone: perftrain diagnose --trace trace.json.")
     _check_nsight(verb, flags, bool(program or rest))
     if verb != "report" and "--out" in flags:
         raise PerftrainError("--out belongs to perftrain report.")
@@ -211,6 +213,9 @@ def _take_flags(arguments: list[str]) -> tuple[list[str], dict[str, str]]:
             rest.append(name + equals + value)
             continue
         if not equals:
+            if name == TRACE_FLAG and rest[:1] == ["report"] and (len(rest) < 2 or not arguments or arguments[0].startswith("-")):
+                flags[name] = ""  # beside the page: the word that follows is the run, if there is one
+                continue
             if not arguments:
                 raise PerftrainError(f"{name} needs a value: {name} {'60' if name == '--budget' else 'PATH'}.")
             value = arguments.pop(0)

@@ -1,4 +1,4 @@
-"""``perftrain report``: one HTML page of a recorded run, or of what a verb wrote with ``--json``."""
+"""``perftrain report``: one HTML page of a recorded run, or of what a verb wrote with ``--json``; a run's steps as a trace."""
 
 from __future__ import annotations
 
@@ -14,19 +14,25 @@ from perftrain.options import Line
 from perftrain.report.html import page_of
 from perftrain.report.jsonfile import run_json, verdict_from_json, write_text
 from perftrain.report.markdown import ranking_markdown, tune_markdown, verdict_markdown
+from perftrain.report.perfetto import trace_of
 from perftrain.store import Store
 
 
 def report_line(line: Line, watcher: Any) -> int:
-    """Write the page beside what it is made of (or where ``--out`` says) and say where it is."""
+    """Write the page beside what it is made of (or where ``--out`` says), the trace beside the page, and say where they are."""
     what = line.overrides[0]
     facts, rows, place = _facts(what, Path(line.flags.get("--runs", "runs")))
     if line.markdown:
         print(_markdown(facts), end="")
         return 0
     out = Path(line.flags.get("--out") or place)
+    trace = trace_of(what, rows) if "--trace" in line.flags else None
     write_text(out, page_of(facts, version("perftrain"), rows))
     print(f"Report: {out}")
+    if trace is not None:
+        beside = Path(line.flags["--trace"] or out.with_name(f"{out.stem}-trace.json"))
+        write_text(beside, trace)
+        print(f"Trace: {beside} (open it at https://ui.perfetto.dev)")
     if line.open:
         webbrowser.open(out.resolve().as_uri())
     return 0

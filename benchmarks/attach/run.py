@@ -11,6 +11,7 @@ from __future__ import annotations
 import argparse
 import json
 import math
+import os
 import random
 import subprocess
 import sys
@@ -20,6 +21,7 @@ from pathlib import Path
 
 from perftrain.attach.launch import watch
 from perftrain.attach.orders import Orders
+from perftrain.compare.job import steady_malloc
 from perftrain.measure import machine
 from perftrain.measure.statistics import estimate
 
@@ -52,10 +54,11 @@ open(out, "w").write(str((time.perf_counter() - began) / (steps - 200)))
 def step_s(script: Path, width: int, watched: bool, folder: Path) -> float:
     out = folder / "step_s"
     arguments = [str(script), str(width), str(out)]
+    steady = {"GLIBC_TUNABLES": steady_malloc(os.environ.get("GLIBC_TUNABLES", ""))}  # else two equal runs differ by a tenth
     if watched:
-        watch(arguments, Orders(trace=False, to_the_end=True), lambda steps, s: None, 300, quiet=True)
+        watch(arguments, Orders(trace=False, to_the_end=True), lambda steps, s: None, 300, quiet=True, environment=steady)
     else:
-        subprocess.run([sys.executable, *arguments], check=True)
+        subprocess.run([sys.executable, *arguments], check=True, env={**os.environ, **steady})
     return float(out.read_text())
 
 

@@ -20,7 +20,7 @@ from perftrain.data.scratch import VARIABLE as SCRATCH
 from perftrain.data.scratch import shared_scratch
 from perftrain.engine.assemble import make_plan
 from perftrain.engine.checks import NotAvailable, check_switches
-from perftrain.facts import Decision, Numerics, Parity, RunRecord, StepRow, Verdict, run_record_from
+from perftrain.facts import Decision, Numerics, Parity, Progress, RunRecord, StepRow, Verdict, progress_from, run_record_from
 from perftrain.fingerprint import fingerprint
 
 Update = Callable[[float, str], None]
@@ -30,6 +30,7 @@ class Watcher(Interface):
     """Shows progress. The command line draws bars; tests and libraries give :class:`Silent`."""
 
     def progress(self, description: str, total: float) -> AbstractContextManager[Update]: ...
+    def training(self, description: str) -> AbstractContextManager[Callable[[Progress], None]]: ...
     def say(self, line: str) -> None: ...
 
 
@@ -94,8 +95,8 @@ def _record_baseline(job: Job, parts: Mapping[str, Any], print_: str, watcher: W
                         raise ProgramFailed(answer["not_finite"], f"{answer['not_finite']} That is the program as it stands.")
                     losses[str(seed)] = answer["losses"]
                     first = first or answer
-            with watcher.progress("Baseline: training", steps) as update:
-                answer = _trained(worker, BASELINE, protocol.seed, steps, update)
+            with watcher.training("Baseline: training") as show:
+                answer = _trained(worker, BASELINE, protocol.seed, steps, show)
             peaks = worker.call("peaks") if answer["failure"] is None else {}
         except WorkerFailed as failure:
             raise ProgramFailed(str(failure), failure.traceback) from None
@@ -139,9 +140,9 @@ def machine_line(device: str, machine: Mapping[str, Any]) -> dict[str, Any]:
     return {**facts, **({"gpu": f"{len(gpus)} × {gpus[0]}"} if gpus else {})}
 
 
-def _trained(worker: Worker, arm: str, seed: int, steps: int, update: Update) -> dict[str, Any]:
+def _trained(worker: Worker, arm: str, seed: int, steps: int, show: Callable[[Progress], None]) -> dict[str, Any]:
     try:
-        return worker.call("train", arm=arm, seed=seed, steps=steps, on_progress=lambda at: update(at["step"], f"step {at['step']}"))
+        return worker.call("train", arm=arm, seed=seed, steps=steps, on_progress=lambda at: show(progress_from(at)))
     except KeyboardInterrupt:
         worker.interrupt()
         try:

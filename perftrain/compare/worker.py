@@ -149,17 +149,9 @@ class Host:
             counters=workload.counters,
             samples_in=workload.samples_in,
         )
-        told = time.monotonic()
-
-        def on_step(step: int) -> None:
-            nonlocal told
-            if time.monotonic() - told > PROGRESS_S:
-                told = time.monotonic()
-                self.tell({"step": step + 1, "steps": steps})
-
         failure: dict[str, Any] | None = None
         try:
-            trainer.fit(steps, on_step=on_step)
+            trainer.fit(steps, on_progress=lambda now: self.tell(asdict(now)))
         except (Exception, KeyboardInterrupt) as error:
             if self.place is not None:
                 raise  # rank 0 tells

@@ -26,6 +26,9 @@ WORDS = {
 NOTABLE_SHARE = 0.10
 """A phase below this is not worth naming as a cause."""
 
+POPULAR = ("workers", "prefetch", "pin_memory", "amp", "tf32", "channels_last", "compile", "fused", "cudnn_benchmark", "gc")
+"""Switches that are tried by habit."""
+
 
 def diagnose_phases(
     breakdown: StepBreakdown, switches: Mapping[str, tuple[Card, Gain]], peaks: Mapping[str, Any] | None = None
@@ -57,7 +60,7 @@ def _phase_cause(phase: str, share: float, breakdown: StepBreakdown, switches: M
         confidence=0.6,
         evidence=(Evidence(f"{WORDS[phase]} takes {1e3 * seconds:.3g} ms of every {1e3 * breakdown.step_s:.3g} ms step ({share:.0%})"),),
         tries=_tries(label, switches),
-        avoids=_avoids(label, switches, f"{share:.0%} of the step is {WORDS[phase]}, which it does not touch"),
+        avoids=_avoids(label, switches),
     )
 
 
@@ -71,15 +74,7 @@ def _compute_cause(share: float, breakdown: StepBreakdown, switches: Mapping[str
     bound = Gain.from_share(share, factor, factor, "").low if label is Bottleneck.COMPUTE_PRECISION else 1.0
     related = (label, Bottleneck.COMPUTE_LAYOUT, Bottleneck.LAUNCH_OVERHEAD, Bottleneck.COMPUTE_MEMORY_BOUND)
     tries = tuple(dict.fromkeys(t for each in related for t in _tries(each, switches)))[:4]
-    return Cause(
-        label,
-        share,
-        bound,
-        0.5,
-        tuple(lines),
-        tries=tries,
-        avoids=_avoids(label, switches, f"{share:.0%} of the step is forward and backward, which it does not touch", related),
-    )
+    return Cause(label, share, bound, 0.5, tuple(lines), tries=tries, avoids=_avoids(label, switches, related))
 
 
 def precision_factor(peaks: Mapping[str, Any]) -> float:
@@ -98,14 +93,13 @@ def _tries(label: Bottleneck, switches: Mapping[str, tuple[Card, Gain]]) -> tupl
     return tuple(Try(predicted=(gain.low, gain.high), because=gain.because, switch=card.name) for card, gain in fitting[:3])
 
 
-def _avoids(
-    label: Bottleneck, switches: Mapping[str, tuple[Card, Gain]], because: str, related: Sequence[Bottleneck] = ()
-) -> tuple[Avoid, ...]:
-    """Switches whose predicted ceiling is below 5 % and that relieve something else."""
+def _avoids(label: Bottleneck, switches: Mapping[str, tuple[Card, Gain]], related: Sequence[Bottleneck] = ()) -> tuple[Avoid, ...]:
+    """What people reach for first, where its predicted ceiling is below 5 %, each with its own reason."""
+    relieved = {label, *related}
     return tuple(
-        Avoid(card.name, because)
-        for card, gain in switches.values()
-        if card.relieves and label not in card.relieves and not set(related) & set(card.relieves) and gain.high < 1.05
+        Avoid(name, f"at most {switches[name][1].high:.2f}×: {switches[name][1].because}")
+        for name in POPULAR
+        if name in switches and not relieved & set(switches[name][0].relieves) and switches[name][1].high < 1.05
     )
 
 

@@ -17,9 +17,11 @@ from perftrain.engine import checkpoint
 from perftrain.engine.assemble import assemble
 from perftrain.engine.loop import Run, train
 from perftrain.engine.process import process_settings, require_environment
-from perftrain.facts import PerftrainError, RunRecord, StepRow
+from perftrain.engine.telling import Telling, once_a_second
+from perftrain.facts import PerftrainError, Progress, RunRecord, StepRow
+from perftrain.loggers import Logger
 from perftrain.measure.memory import peak_bytes, reset_peak
-from perftrain.measure.meter import Meter, breakdown_of
+from perftrain.measure.meter import CHECK_EVERY, Meter, breakdown_of
 from perftrain.opt.base import Switch
 from perftrain.opt.seams import Batch, Losses, Workload, attention_layers, output_layer, repeated_blocks, takes
 
@@ -41,9 +43,12 @@ class Trainer:
         scheduler: anything with ``step()``; called once an optimizer step.
         clip_norm: gradients are clipped to this norm.
         device: default: where the model's parameters are.
-        stop_on_nan: stop within 64 steps of a loss that is not finite.
+        stop_on_nan: stop within 64 steps (or ``log_every``) of a loss that is not finite.
         counters: read at the end of ``fit`` into the record's metrics (skipped files, ...).
         samples_in: how much work a batch is, in the unit of throughput; default: its first dimension.
+        loggers: :class:`perftrain.TensorBoard`, :class:`perftrain.MLflow`, or what has their two methods
+            (:class:`perftrain.loggers.Logger`): told of losses, seconds by phase, throughput and evaluations.
+        log_every: steps that are averaged for each line of a log. Their time is the phase ``logging``.
 
     Raises:
         PerftrainError: conflicting switches, a switch that cannot run here, or a missing piece.
@@ -65,7 +70,11 @@ class Trainer:
         stop_on_nan: bool = True,
         counters: Callable[[], Mapping[str, float]] = dict,
         samples_in: Callable[[Batch], int] | None = None,
+        loggers: Sequence[Logger] = (),
+        log_every: int = CHECK_EVERY,
     ) -> None:
+        if log_every < 1:
+            raise PerftrainError(f"log_every is a number of steps, 1 or more; it was {log_every}. Try log_every={CHECK_EVERY}.")
         self.workload = Workload(model, optimizer, loader, loss_fn, step, evaluate, scheduler, clip_norm, counters, samples_in)
         self.switches = tuple(opt)
         self.device = torch.device(device) if device is not None else device_of(model)
@@ -75,6 +84,9 @@ class Trainer:
             self.run: Run = assemble(self.workload, self.switches, self.device)
         self.model = self.run.functions.model
         self.optimizer = self.run.functions.optimizer
+        self.loggers = tuple(loggers) if self.rank == 0 else ()
+        self.log_every = log_every if loggers else CHECK_EVERY
+        self._trained = 0
         self.meter = Meter(self.device, stop_on_nan, self.run.ranks)
         self._record: RunRecord | None = None
         self._periodic: list[tuple[int, dict[str, float]]] = []
@@ -113,20 +125,24 @@ class Trainer:
         epochs: int | None = None,
         evaluate_every: int | None = None,
         on_step: Callable[[int], None] | None = None,
+        on_progress: Callable[[Progress], None] | None = None,
     ) -> RunRecord:
         """Train and measure; calling it again goes on training and starts a new record.
 
         Args:
             steps: optimizer steps, or ``epochs`` for a loader that knows its length.
             evaluate_every: evaluate each so many steps too (its time is the phase ``evaluation``), not only at the end.
-            on_step: called with the number of each finished step (progress bars); its time belongs to ``rest``.
+            on_step: called with the number of each finished step; its time belongs to ``rest``.
+            on_progress: called at most once a second with how far it is (:func:`perftrain.live_view` draws it); on rank 0 only.
 
         Raises:
             NotFiniteLoss: the loss became NaN or infinite; ``record`` has what was measured until then.
         """
         steps = self._steps(steps, epochs)
-        self.run.after_step = self._after_step(evaluate_every, on_step)
-        meter = self.meter = Meter(self.device, self.stop_on_nan, self.run.ranks)
+        telling = Telling(self.loggers, self._trained)
+        meter = self.meter = Meter(self.device, self.stop_on_nan, self.run.ranks, self.log_every, telling.look if self.loggers else None)
+        tell = once_a_second(on_progress, meter, steps) if on_progress and self.rank == 0 else None
+        self.run.after_step = self._after_step(evaluate_every, [call for call in (on_step, tell) if call], telling)
         started, begin = datetime.now(UTC), time.perf_counter()
         status, reason, metrics = "failed", "", {}
         reset_peak(self.device)
@@ -137,6 +153,8 @@ class Trainer:
                 train(self.run, steps, meter)
                 meter.finish()
                 metrics = self._evaluate()
+                telling.look(meter)
+                telling.evaluated(steps, metrics)
             status = "complete"
         except KeyboardInterrupt:
             status, reason = "interrupted", "stopped by the user"
@@ -146,6 +164,8 @@ class Trainer:
             raise
         finally:
             self._record = self._make_record(status, reason, metrics, started, time.perf_counter() - begin)
+            self._trained += len(meter)
+            telling.close(meter, status)
         return self._record
 
     def save(self, path: str | Path) -> None:
@@ -172,7 +192,7 @@ class Trainer:
         return steps
 
     def _after_step(
-        self, evaluate_every: int | None, on_step: Callable[[int], None] | None
+        self, evaluate_every: int | None, on_step: Sequence[Callable[[int], None]], telling: Telling
     ) -> tuple[tuple[str, Callable[[int], None]], ...]:
         calls: list[tuple[str, Callable[[int], None]]] = []
         if evaluate_every:
@@ -182,12 +202,11 @@ class Trainer:
             def evaluate(step: int) -> None:
                 if (step + 1) % evaluate_every == 0:
                     self._periodic.append((step, self._evaluate()))
+                    telling.evaluated(step + 1, self._periodic[-1][1])
 
             self._periodic = []
             calls.append(("evaluation", evaluate))
-        if on_step:
-            calls.append(("rest", on_step))
-        return tuple(calls)
+        return (*calls, *(("rest", call) for call in on_step))
 
     def _evaluate(self) -> dict[str, float]:
         if self.workload.evaluate is None:

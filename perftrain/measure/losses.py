@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import math
 from array import array
+from bisect import bisect_left
 from collections.abc import Mapping, Sequence
+from statistics import fmean
 from typing import Protocol
 
 import torch
@@ -81,10 +83,21 @@ class LossLog:
                 if not math.isfinite(value):
                     raise NotFiniteLoss(f"The loss must stay finite; it was {value} at step {step}.", step)
 
-    def by_step(self) -> dict[int, float]:
-        """The loss that is differentiated, of each step that has one."""
+    def by_step(self, start: int = 0) -> dict[int, float]:
+        """The loss that is differentiated, of each step from ``start`` on that has one."""
         steps, values = self._columns.get("loss", ((), ()))
-        return dict(zip(steps, values, strict=True))
+        begin = bisect_left(steps, start)
+        return dict(zip(steps[begin:], values[begin:], strict=True))
+
+    def means(self, start: int) -> dict[str, float]:
+        """Every loss by name, averaged over the steps from ``start`` on that have it."""
+        new = {name: values[bisect_left(steps, start) :] for name, (steps, values) in sorted(self._columns.items())}
+        return {name: fmean(values) for name, values in new.items() if values}
+
+    def latest(self) -> float | None:
+        """The last loss that is known."""
+        _, values = self._columns.get("loss", ((), ()))
+        return values[-1] if values else None
 
     def by_name(self) -> dict[str, list[float]]:
         return {name: list(values) for name, (_, values) in sorted(self._columns.items())}

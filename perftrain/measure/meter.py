@@ -25,7 +25,7 @@ MAX_PHASES = 16
 REST = PHASES.index("rest")
 _END = "end of step"
 CHECK_EVERY = 64
-"""Steps between two looks at the losses; each look waits for the device once."""
+"""Steps between two looks at the losses, if nothing else is asked for."""
 FOLD_EVERY = 1024
 """Steps between two foldings of marks into rows on the CPU: between kernels each costs half a millisecond, hot a twentieth."""
 
@@ -44,17 +44,27 @@ class Meter:
 
     Args:
         device: whose timeline is measured; the CPU if not given.
-        stop_on_nan: raise ``NotFiniteLoss`` within ``CHECK_EVERY`` steps of a loss that is not finite.
+        stop_on_nan: raise ``NotFiniteLoss`` within ``check_every`` steps of a loss that is not finite.
         ranks: averages losses over several processes that train together, each time they are checked.
+        check_every: steps between two looks at the losses; each look waits for the device once.
+        on_look: called after each of these looks with the meter; its time is the phase ``logging`` of the step that begins.
     """
 
-    def __init__(self, device: torch.device | str = "cpu", stop_on_nan: bool = False, ranks: Averaging | None = None) -> None:
+    def __init__(
+        self,
+        device: torch.device | str = "cpu",
+        stop_on_nan: bool = False,
+        ranks: Averaging | None = None,
+        check_every: int = CHECK_EVERY,
+        on_look: Callable[[Meter], None] | None = None,
+    ) -> None:
         self.device = torch.device(device)
         self.names = list[str](PHASES)
         self._index = {name: i for i, name in enumerate(PHASES)} | {_END: REST}
         self._ranks = ranks if ranks is not None and ranks.size > 1 else None
         self._rows = array("d")
         self._samples = array("q")
+        self._check_every, self._on_look = check_every, on_look
         self._before: Any = None
         self._watched: list[Any] = []
         self._on_device = self.device.type == "cuda"
@@ -91,12 +101,16 @@ class Meter:
         count = len(self._samples)
         if losses is not None:
             self._log.add(count - 1, losses)
-        if count % CHECK_EVERY == 0:
+        look = count % self._check_every == 0
+        if look:
             self._log.read()
             self._log.check()
-            if self._on_device or count % FOLD_EVERY == 0:
+            if self._on_device or count % FOLD_EVERY < self._check_every:
                 self._fold(wait=False)
         self.lap(_END)
+        if look and self._on_look is not None:
+            self._on_look(self)
+            self.lap("logging")
 
     def _fold(self, wait: bool) -> None:
         """Turn the marks of finished steps into rows. On a device only of those that it has passed, unless told to wait."""
@@ -161,22 +175,38 @@ class Meter:
     def rows(self) -> list[StepRow]:
         """One row a step, phases that never occurred left out."""
         self._settle()
-        count, losses = len(self._rows) // MAX_PHASES, self._log.by_step()
-        used = [i for i in range(len(self.names)) if any(self._rows[i::MAX_PHASES])]
+        return self._rows_from(0)
+
+    def passed(self, start: int) -> list[StepRow]:
+        """The same from step ``start`` on, as far as it is known without waiting for the device: for those who look on."""
+        self._fold(wait=False)
+        return self._rows_from(start)
+
+    def _rows_from(self, start: int) -> list[StepRow]:
+        cells, losses = self._rows[start * MAX_PHASES :], self._log.by_step(start)
+        used = [i for i in range(len(self.names)) if any(cells[i::MAX_PHASES])]
         return [
             StepRow(
-                step=n,
-                phase_s={self.names[i]: self._rows[n * MAX_PHASES + i] for i in used},
-                samples=self._samples[n],
-                loss=losses.get(n),
+                step=start + n,
+                phase_s={self.names[i]: cells[n * MAX_PHASES + i] for i in used},
+                samples=self._samples[start + n],
+                loss=losses.get(start + n),
             )
-            for n in range(count)
+            for n in range(len(cells) // MAX_PHASES)
         ]
 
     def losses(self) -> dict[str, list[float]]:
         """Every logged loss by name, one value for each step that had it."""
         self._settle()
         return self._log.by_name()
+
+    def mean_losses(self, start: int) -> dict[str, float]:
+        """Every loss by name, averaged over the steps from ``start`` on, as far as they are known without waiting."""
+        return self._log.means(start)
+
+    def latest_loss(self) -> float | None:
+        """The last loss that is known without waiting."""
+        return self._log.latest()
 
     def breakdown(self, skip: int | None = None) -> StepBreakdown:
         """The mean step without its first ``skip`` steps (default: the warm-up, found by :func:`warmup_cut`)."""

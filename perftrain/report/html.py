@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Iterator, Mapping, Sequence
 from datetime import UTC, datetime
 from pathlib import Path
@@ -10,6 +11,8 @@ from typing import Any
 from perftrain.facts import PHASES, PerftrainError, StepRow
 from perftrain.report import charts, units
 from perftrain.report.bars import LOOKS, OWN_LOOKS
+from perftrain.report.memory_timeline import memory_timeline
+from perftrain.report.roofline import roofline
 
 TEMPLATES = Path(__file__).parent / "templates"
 KINDS = ("tune", "verdicts", "verdict", "diagnosis", "run")
@@ -59,6 +62,7 @@ def _tune(page: dict[str, Any], facts: Mapping[str, Any]) -> None:
     )
     before, after = found.get("before"), found.get("after")
     _bars(page, {name: d["breakdown"] for name, d in (("before", before), ("after", after)) if d})
+    _waterfall(page, found)
     if found["ledger"]:
         page["charts"].append(
             charts.intervals("Measured speedups", [(e["switch"], e["measured"], _pair(e["ci95"]), e["kept"]) for e in found["ledger"]])
@@ -69,11 +73,13 @@ def _tune(page: dict[str, Any], facts: Mapping[str, Any]) -> None:
                 units.between(*e["predicted"]),
                 units.factor(e["measured"], _pair(e["ci95"])),
                 "kept" if e["kept"] else "no",
-                e.get("reason", ""),
             )
             for e in found["ledger"]
         ]
-        page["tables"].append(_table("The ledger: promised and measured", ("switch", "predicted", "measured", "", "why"), rows, (1, 2)))
+        page["tables"].append(_table("The ledger: promised and measured", ("switch", "predicted", "measured", ""), rows, (1, 2)))
+    rejected = [(r["switch"], r["reason"]) for r in found.get("rejected") or []]
+    if rejected:
+        page["tables"].append(_table("Measured and rejected", ("switch", "why"), rejected))
     untried = [(u["switch"], u["reason"]) for u in found.get("untried") or []]
     if untried:
         page["tables"].append(_table("Not tried", ("switch", "why"), untried))
@@ -82,6 +88,7 @@ def _tune(page: dict[str, Any], facts: Mapping[str, Any]) -> None:
     if before:
         page["causes_title"] = "What ruled it before"
         _causes(page, before)
+    _machine(page, {name: d for name, d in (("before", before), ("after", after if kept else None)) if d})
     _environment(page, found)
 
 
@@ -125,7 +132,10 @@ def _diagnosis(page: dict[str, Any], facts: Mapping[str, Any]) -> None:
     page["title"] = " ".join(found.get("program") or ["diagnosis"])
     page["answer"], page["tone"] = found["sentence"], "good" if found["healthy"] else ""
     _bars(page, {"a step": found["breakdown"]})
+    _machine(page, {"": found})
     _causes(page, found)
+    if found.get("program"):
+        page["again"] = shlex.join(["perftrain", "diagnose", *(["--trace"] if page["title"].endswith(".json") else []), *found["program"]])
     vain = [(a["switch"], a["because"]) for c in found["causes"][:1] for a in c["avoid"]]
     if vain:
         page["tables"].append(_table("What will not help", ("switch", "why"), vain))
@@ -143,6 +153,7 @@ def _run(page: dict[str, Any], facts: Mapping[str, Any]) -> None:
     _bars(page, {"a step": now})
     if facts.get("diagnosis"):
         page["second"] = facts["diagnosis"]["sentence"]
+        _machine(page, {"": facts["diagnosis"]})
         _causes(page, facts["diagnosis"])
     rows = [(units.label(k), units.fact(k, v)) for k, v in found["metrics"].items()]
     page["tables"].append(
@@ -187,6 +198,24 @@ def _bars(page: dict[str, Any], breakdowns: Mapping[str, Mapping[str, Any]]) -> 
             for b in breakdowns.values()
         ]
         page["phase_rows"].append({"name": units.label(phase), "color": _color(phase, order), "cells": cells})
+
+
+def _waterfall(page: dict[str, Any], found: Mapping[str, Any]) -> None:
+    """What each kept switch took off the step, if all that it takes was measured."""
+    kept = [(e["switch"], e["measured"], _pair(e["ci95"])) for e in found["ledger"] if e["kept"] and e["switch"] in found["kept"]]
+    known = [(name, speedup, ci) for name, speedup, ci in kept if speedup and ci and min(ci) > 0]
+    if not known or len(known) < len(kept) or not found.get("before"):
+        return
+    total = _pair(found.get("ci95"))
+    bundle = (found["speedup"], total) if len(known) > 1 and total and min(total) > 0 else None
+    page["charts"].append(charts.waterfall(found["before"]["breakdown"]["step_s"], known, bundle))
+
+
+def _machine(page: dict[str, Any], diagnoses: Mapping[str, Mapping[str, Any]]) -> None:
+    """How far from the machine's limits the program stands, and its memory, where that was measured."""
+    drawn = [roofline({name: d.get("roofline") for name, d in diagnoses.items()})]
+    drawn += [memory_timeline(d.get("memory") or {}, f"Memory in one step{', ' if name else ''}{name}") for name, d in diagnoses.items()]
+    page["charts"] += [chart for chart in drawn if chart]
 
 
 def _causes(page: dict[str, Any], diagnosis: Mapping[str, Any]) -> None:

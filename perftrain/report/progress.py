@@ -24,11 +24,16 @@ def progress(description: str, total: float | None = None, console: Console | No
     ``total`` is in any unit (seconds of a budget, steps); without it the bar only shows that something is going on.
     A console that is not given is standard error, and draws only if standard output is a terminal too.
     """
+    console, terminal = on_a_terminal(console)
+    with (_bar if terminal else lines)(console, units.one_line(description), total) as update:
+        yield update
+
+
+def on_a_terminal(console: Console | None) -> tuple[Console, bool]:
+    """Where to draw, and whether there is a terminal to draw on."""
     live = console.is_interactive if console else sys.stdout.isatty()
     console = console or Console(stderr=True)
-    draw = _bar if live and console.is_interactive else _lines
-    with draw(console, units.one_line(description), total) as update:
-        yield update
+    return console, live and console.is_interactive
 
 
 @contextmanager
@@ -52,7 +57,8 @@ def _bar(console: Console, description: str, total: float | None) -> Iterator[Up
 
 
 @contextmanager
-def _lines(console: Console, description: str, total: float | None) -> Iterator[Update]:
+def lines(console: Console, description: str, total: float | None = None) -> Iterator[Update]:
+    """One line before, one line after: what there is off a terminal."""
     started, ended = time.perf_counter(), "stopped"
     console.print(line(f"{description} …"), soft_wrap=True)
 

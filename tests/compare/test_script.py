@@ -91,7 +91,7 @@ def test_a_script_that_fails_by_itself(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(
     ("word", "said"),
-    [("ampp", "no switch 'ampp'"), ("dali", "the script itself must be edited"), ("workers=x", "whole number"), ("amp=2", "whole number")],
+    [("ampp", "no switch 'ampp'"), ("dali", "puts another loader in the place"), ("workers=x", "whole number"), ("amp=2", "whole number")],
 )
 def test_what_is_refused(word: str, said: str) -> None:
     with pytest.raises(PerftrainError, match=said):

@@ -7,6 +7,7 @@ import re
 import shutil
 import subprocess
 from html.parser import HTMLParser
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -53,20 +54,36 @@ VERDICT = Verdict(
     5,
     Parity(Numerics.CLOSE, True, 30, 0.0, 0.0, "equal"),
 )
+ROOFLINE = {
+    "dtype": "float32", "flop": 1.2e9, "bytes": 3.4e8, "seconds": 0.05, "mfu": 0.31,
+    "peaks": {"flop": {"float32": {"amount": 8e9, "seconds": 0.1}, "bfloat16": {"amount": 5e10, "seconds": 0.1}},
+              "memory": {"amount": 2e9, "seconds": 0.1}},
+}  # fmt: skip
+MEMORY = {
+    "weights_bytes": 44_000_000, "gradients_bytes": 44_000_000, "optimizer_bytes": 88_000_000, "process_bytes": 950_000_000,
+    "activations_and_workspace_bytes": 120_000_000, "growth_bytes_per_step": 200_000,
+    "timeline": [[0.08 + 0.0001 * i, 1e6 * min(i, 120, 1100 - i)] for i in range(1101)],
+    "phases": [["data_wait", 0.0, 0.08], ["forward", 0.08, 0.14], ["backward", 0.14, 0.189], ["optimizer", 0.189, 0.19]],
+}  # fmt: skip
 TUNE = {
-    "speedup": 1.9, "ci95": [1.8, 2.0], "kept": ["workers"], "rejected": [], "untried": [{"switch": "amp", "reason": NASTY}],
-    "seconds": 200.0,
+    "speedup": 1.9, "ci95": [1.8, 2.0], "kept": ["workers", "amp"], "rejected": [{"switch": "fused", "reason": "the optimizer cannot"}],
+    "untried": [{"switch": "amp", "reason": NASTY}],
+    "seconds": 200.0, "place": "cpu",
     "ledger": [{"switch": "workers", "predicted": [1.6, 2.0], "measured": 1.9, "ci95": [1.8, 2.0], "kept": True, "reason": "faster"},
+               {"switch": "amp", "predicted": [1.0, 1.4], "measured": 1.2, "ci95": [1.15, 1.25], "kept": True, "reason": "faster"},
                {"switch": "fused", "predicted": [1.0, 1.1], "measured": None, "ci95": None, "kept": False, "reason": "does not run"}],
     "next_bottleneck": "compute.saturated", "edits": ["shrink the files"],
     "program": f"train.py {NASTY}", "again": "perftrain tune train.py",
-    "before": diagnosis_json(DIAGNOSIS), "after": diagnosis_json(DIAGNOSIS),
+    "before": {**diagnosis_json(DIAGNOSIS), "roofline": ROOFLINE, "memory": MEMORY},
+    "after": {**diagnosis_json(DIAGNOSIS), "roofline": {**ROOFLINE, "dtype": "bfloat16", "seconds": 0.03, "mfu": 0.1}, "memory": MEMORY},
 }  # fmt: skip
 FACTS: dict[str, dict[str, Any]] = {
     "tune": {"tune": TUNE},
     "verdict": {"verdict": verdict_json(VERDICT)},
     "sweep": {"verdicts": [verdict_json(VERDICT)]},
-    "diagnosis": {"diagnosis": {**diagnosis_json(DIAGNOSIS), "program": ["train.py"], "probes": []}},
+    "diagnosis": {
+        "diagnosis": {**diagnosis_json(DIAGNOSIS), "program": ["train.py", NASTY], "probes": [], "roofline": ROOFLINE, "memory": MEMORY}
+    },
 }
 
 
@@ -105,7 +122,7 @@ def test_it_loads_nothing_and_escapes_everything(kind: str) -> None:
 def test_the_answer_comes_first() -> None:
     page = page_of(FACTS["tune"], "1.0")
     assert re.search(r'class="answer good">1\.9\S* .*faster with workers', page)
-    for said in ("shrink the files", "compute.saturated", "perftrain tune train.py", "1.60", "train.py:12"):
+    for said in ("shrink the files", "compute.saturated", "perftrain tune train.py", "1.60", "train.py:12", "the optimizer cannot"):
         assert said in page, said
 
 
@@ -126,6 +143,68 @@ def test_tuning_as_markdown() -> None:
     assert text.startswith("## 1.9")
     assert "| workers |" in text
     assert "shrink the files" in text
+
+
+# --- drawings ---
+def shapes(page: str, title: str) -> str:
+    """The drawing below ``title``."""
+    return page.split(f"<h2>{title}</h2>")[1].split("</svg>")[0]
+
+
+def test_the_roofline_has_its_roofs_and_the_program_below_them() -> None:
+    page = page_of(FACTS["diagnosis"], "1.0")
+    assert "31.0 % of the float32 peak that was measured here (MFU)" in page
+    assert "34.0 % of what memory allows at 3.53 FLOP/B" in page  # 24 GFLOP/s of 3.53 × 20 GB/s
+    drawing = shapes(page, "Roofline")
+    slope = re.search(r'<line x1="([\d.]+)" y1="([\d.]+)" x2="([\d.]+)" y2="([\d.]+)"[^>]*><title>memory: 20.0 GB/s', drawing)
+    roof = re.search(r'<line x1="([\d.]+)" y1="([\d.]+)" x2="([\d.]+)" y2="([\d.]+)"[^>]*><title>bfloat16: 500 GFLOP/s', drawing)
+    dot = re.search(r'<circle cx="([\d.]+)" cy="([\d.]+)"', drawing)
+    assert slope
+    assert roof
+    assert dot
+    x1, y1, x2, y2 = map(float, slope.groups())
+    assert (x2, y2) == pytest.approx(tuple(map(float, roof.groups()[:2])), abs=0.2)  # they meet at the ridge
+    x, y = map(float, dot.groups())
+    assert y > y1 + (y2 - y1) * (x - x1) / (x2 - x1)  # below the slope: y grows downwards
+
+
+def test_memory_is_stacked_and_its_peak_is_marked() -> None:
+    page = page_of(FACTS["diagnosis"], "1.0")
+    drawing = shapes(page, "Memory in one step")
+    assert f"peak {(176e6 + 120e6) / 2**20:.0f} MiB" in drawing
+    for said in ("weights 42.0 MiB", "backward: 49.0 ms", "activations and workspace"):
+        assert said in drawing, said
+    assert "grows by 195 KiB a step" in page
+    boxes = [
+        tuple(map(float, b))
+        for b in re.findall(r'<rect x="78.0" y="([\d.]+)" width="[\d.]+" height="([\d.]+)" fill="#\w+" fill-opacity="0.85"', drawing)
+    ]
+    assert len(boxes) == 3
+    for (top, _), (above, tall) in pairwise(boxes):
+        assert above + tall == pytest.approx(top, abs=0.2)
+
+
+def test_what_was_not_measured_is_not_drawn() -> None:
+    bare = {**FACTS["diagnosis"]["diagnosis"], "roofline": {**ROOFLINE, "peaks": {}}, "memory": {"weights_bytes": 1}}
+    page = page_of({"diagnosis": bare}, "1.0")
+    assert "Roofline" not in page
+    assert "Memory in one step" not in page
+
+
+def test_a_long_memory_timeline_keeps_its_peak() -> None:
+    long = {"timeline": [[i * 1e-6, 10_000.0 + (5e8 if i == 77_777 else 0)] for i in range(100_000)]}
+    page = page_of({"diagnosis": {**FACTS["diagnosis"]["diagnosis"], "memory": long}}, "1.0")
+    assert "peak 477 MiB" in page
+    assert len(page) < 300_000
+
+
+def test_the_waterfall_falls_to_what_the_bundle_measured() -> None:
+    drawing = shapes(page_of(FACTS["tune"], "1.0"), "From the step as it was to the step now")
+    told = re.findall(r'text-anchor="start">([^<]+)</text>', drawing)
+    assert told[:2] == ["as it was", "200 ms"]
+    assert told[3].startswith("105 ms, 1.90×")
+    assert told[5].startswith("87.7 ms, 2.28×")  # 1.9 × 1.2
+    assert told[7].startswith("105 ms, 1.90× [1.80, 2.00]")
 
 
 CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
