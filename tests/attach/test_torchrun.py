@@ -38,7 +38,7 @@ def test_ranks_under_torchrun(tmp_path: Path, capfd: Any) -> None:
     def look(steps: int, seconds: float) -> None:
         started.extend(c for c in psutil.Process().children(recursive=True) if c not in started)
 
-    found = watch(program, Orders("", "", observe_s=1.0, least_steps=20, most_s=6.0, trace=False), look, 90)
+    found = watch(program, Orders(observe_s=1.0, least_steps=20, most_s=6.0, trace=False), look, 90)
     said = capfd.readouterr().err
     assert found.ended_early
     assert found.code == 0

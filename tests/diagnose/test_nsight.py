@@ -10,12 +10,14 @@ from pathlib import Path
 
 import pytest
 
+from perftrain import nsight
 from perftrain.attach.operations import PHASE_SPAN, STEP_MARK
 from perftrain.diagnose import nsys_file
 from perftrain.diagnose.ncu_file import read_ncu
 from perftrain.diagnose.nsys_file import read_nsys
 from perftrain.diagnose.ranking import diagnose
 from perftrain.facts import Bottleneck, Cause, PerftrainError
+from perftrain.options import sort_out
 from tests.conftest import run_cli
 from tests.diagnose.nsight_reports import Nsys, ncu_csv
 
@@ -178,17 +180,18 @@ def test_what_is_no_report(tmp_path: Path) -> None:
             read_ncu(tmp_path / "report.csv")
 
 
-def test_the_command_line(tmp_path: Path) -> None:
+def test_the_command_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     busy(marked(Nsys()), (0, 4)).write(tmp_path / "report.sqlite")
     told = run_cli("diagnose", "--nsys", "report.sqlite", "--json", "out.json", cwd=tmp_path)
     assert told.returncode == 0, told.stderr
     assert json.loads((tmp_path / "out.json").read_text())["diagnosis"]["causes"][0]["label"] == "host.python"
-    told = run_cli("diagnose", "--ncu", "report.ncu-rep", cwd=tmp_path)
-    assert told.returncode == 2
-    assert "ncu --import=report.ncu-rep --csv --page=raw > report.csv" in told.stderr
-    told = run_cli("diagnose", "--nsys", "recipe=digits", cwd=tmp_path, env={"PATH": ""})
-    assert told.returncode == 2
-    assert "no 'nsys' on the PATH" in told.stderr
+    with pytest.raises(PerftrainError, match=r"ncu --import=report.ncu-rep --csv --page=raw > report.csv"):
+        nsight.read_report("--ncu", Path("report.ncu-rep"))
+    monkeypatch.setenv("PATH", "")
+    with pytest.raises(PerftrainError, match=r"no 'nsys' on the PATH"):
+        nsight.find("--nsys")
+    assert sort_out(["diagnose", "--nsys", "--budget", "60", "train.py", "--ncu"]).program == ("train.py", "--ncu")
+    assert sort_out(["diagnose", "--ncu", "recipe=digits"]).flags == {"--ncu": ""}
 
 
 @pytest.mark.slow

@@ -15,7 +15,7 @@ PLANTED = {"data": "data_wait", "forward": "forward", "backward": "backward", "o
 
 
 def observed(*overrides: str) -> StepBreakdown:
-    orders = Orders("", "", observe_s=1.0, least_steps=100, most_s=6.0, trace=False)
+    orders = Orders(observe_s=1.0, least_steps=100, most_s=6.0, trace=False)
     found = watch((*RECIPE, *overrides), orders, lambda steps, s: None, 90, quiet=True)
     assert found.code == 0, found.error
     return Seen(found.processes[0]).breakdown()
