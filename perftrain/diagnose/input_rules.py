@@ -29,6 +29,14 @@ DECODERS = (
     "pyarrow",
     "h5py",
 )
+LIBRARIES = {
+    "images": ("PIL", "cv2", "torchvision", "skimage", "imageio"),
+    "packed": ("gzip", "zlib", "lzma", "bz2", "zipfile", "npyio", "h5py"),
+}
+ADVICE = {
+    "images": "decode at the size that the model needs (PIL: Image.draft before convert), or shrink the files once beforehand",
+    "packed": "keep the files unpacked (numpy.savez instead of savez_compressed, a memory map): unpacking is what takes the time",
+}
 MOST_WORKERS = 16
 
 
@@ -177,8 +185,10 @@ def _read(seen: Seen) -> str:
     if not sums.get("read_bytes"):
         return ""
     batches = max(1.0, sums["batches"])
-    parts = [f"{sums['read_bytes'] / batches / 2**20:.3g} MiB a batch were read from files"]
-    parts.append(f"{sums.get('disk_bytes', 0.0) / batches / 2**20:.3g} MiB of it from the disk (the rest was in memory)")
+    parts = []
+    if sums["read_bytes"] / batches > 2**10:
+        parts.append(f"{sums['read_bytes'] / batches / 2**20:.3g} MiB a batch were read from files")
+        parts.append(f"{min(sums['read_bytes'], sums.get('disk_bytes', 0.0)) / batches / 2**20:.3g} MiB of it from the disk itself")
     received = seen.process["fetching"].get("received_bytes", 0.0) / max(1, len(seen.process["rows"]))
     if received > 2**16:
         parts.append(f"the machine received {received / 2**20:.3g} MiB a step from the network")
@@ -212,10 +222,20 @@ def _decode(seen: Seen, share: float, per_sample_cpu: float) -> Cause:
     ]
     if workers_gain(seen)[0] < 1.1:
         lines.append("more workers have no core to run on")
-    tries = [by_edit("decode at the size that the model needs (PIL: Image.draft before convert), or shrink the files "
-        "once beforehand", 0.7 * cheaper, cheaper,
-                     "the samples cost less CPU time")]  # fmt: skip
+    tries = [by_edit(_cheaper(seen), 0.7 * cheaper, cheaper, "the samples cost less CPU time")]
     return cause(Bottleneck.INPUT_DECODE, share, cheaper, 0.85, lines, where, tries)
+
+
+def _cheaper(seen: Seen) -> str:
+    """What makes a sample cost less, by the library in which its time goes."""
+    rows = seen.worker_samples or [s for s in seen.samples if s.phase == "data_wait"]
+    spent = {
+        kind: sum(r.seconds for r in rows if any(w in r.library or w in r.leaf[0] for w in words)) for kind, words in LIBRARIES.items()
+    }
+    kind = max(spent, key=lambda k: spent[k])
+    if spent[kind] < 0.3 * sum(r.seconds for r in rows):
+        return "make what this line makes once beforehand and keep it (numpy.save, a memory map), or in fewer, larger operations"
+    return ADVICE[kind]
 
 
 def _collate(seen: Seen, share: float, per_sample_cpu: float, collate_part: float) -> Cause:
@@ -226,10 +246,22 @@ def _collate(seen: Seen, share: float, per_sample_cpu: float, collate_part: floa
         f"{collate_part:.0%} of it",
         *top_evidence(seen, "data_wait"),
     ]
-    tries = [by_edit("index whole batches: DataLoader(dataset, sampler=BatchSampler(RandomSampler(dataset), "
-        "batch_size, drop_last), batch_size=None)",
-                     0.75 * upper, upper, "one indexing call makes the batch; no Python for each sample")]  # fmt: skip
+    own = collate_part > 0.6 and _own_collate(seen)
+    edit = (
+        "make the batch in a few operations on whole arrays (numpy.concatenate, torch.cat, one indexing) instead of a loop over its parts"
+        if own
+        else "index whole batches: DataLoader(dataset, sampler=BatchSampler(RandomSampler(dataset), batch_size, "
+            "drop_last), batch_size=None)"
+    )
+    tries = [by_edit(edit, 0.75 * upper, upper, "no Python for each sample")]
     return cause(Bottleneck.INPUT_COLLATE, share, upper, 0.85, lines, top_line(seen, "data_wait"), tries)
+
+
+def _own_collate(seen: Seen) -> bool:
+    """The user's own code puts the samples together, not torch's."""
+    rows = seen.worker_samples or [s for s in seen.samples if s.phase == "data_wait"]
+    inside = sum(r.seconds for r in rows if r.frames and "collate" in r.frames[0][2])
+    return inside > 0.4 * sum(r.seconds for r in rows)
 
 
 # --- workers that are started again and again ---

@@ -269,6 +269,7 @@ class Seen:
     def lines(self, *phases: str) -> list[tuple[str, str, float]]:
         """(file:line, function, share of the time of these phases), the most seen first; the user's innermost line counts."""
         seen: dict[tuple[str, str], float] = defaultdict(float)
+        phases = (*phases, "loss") if "forward" in phases else phases
         for sample in self.samples if phases != ("worker",) else self.worker_samples:
             if sample.phase in phases and sample.frames:
                 seen[(self.relative(sample.where), sample.frames[0][2])] += sample.seconds
