@@ -251,7 +251,7 @@ def _collate(seen: Seen, share: float, per_sample_cpu: float, collate_part: floa
         "make the batch in a few operations on whole arrays (numpy.concatenate, torch.cat, one indexing) instead of a loop over its parts"
         if own
         else "index whole batches: DataLoader(dataset, sampler=BatchSampler(RandomSampler(dataset), batch_size, "
-            "drop_last), batch_size=None)"
+        "drop_last), batch_size=None)"
     )
     tries = [by_edit(edit, 0.75 * upper, upper, "no Python for each sample")]
     return cause(Bottleneck.INPUT_COLLATE, share, upper, 0.85, lines, top_line(seen, "data_wait"), tries)
