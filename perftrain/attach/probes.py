@@ -19,6 +19,7 @@ import torch
 
 from perftrain.attach import batches
 from perftrain.cores import usable_cores
+from perftrain.facts import PerftrainError
 
 if TYPE_CHECKING:
     from perftrain.attach.session import Session
@@ -141,8 +142,12 @@ class Turns:
     # --- the arms ---
     def _set_up(self, name: str) -> None:
         from perftrain.opt import all_switches
+        from perftrain.opt.seams import Plan
 
-        self._undo.enter_context(all_switches()[name]().process())
+        switch = all_switches()[name]()
+        if why := switch.unavailable(Plan(device=torch.device(_device(self.session)))):
+            raise PerftrainError(why)
+        self._undo.enter_context(switch.process())
 
     def _arm_cached_batches(self) -> None:
         """The same batch again and again; workers that would fill the queue meanwhile are stopped."""

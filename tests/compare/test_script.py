@@ -7,6 +7,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+import torch
 
 from perftrain.compare.duet import Protocol
 from perftrain.compare.script import NotFromOutside, ScriptFailed, sort_switches, try_on_script
@@ -131,3 +132,11 @@ def test_a_setting_reaches_the_program_in_its_turns_only(tmp_path: Path) -> None
     assert verdict.decision not in (Decision.DOES_NOT_RUN, Decision.CHANGES_RESULT), verdict.reason
     assert "TF" in seen
     assert "FT" in seen
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(torch.cuda.is_available(), reason="cuDNN is there")
+def test_a_setting_that_cannot_act_here_does_not_run(script: list[str]) -> None:
+    verdict = judged(script, "cudnn_benchmark")
+    assert verdict.decision is Decision.DOES_NOT_RUN
+    assert "CUDA" in verdict.reason or "cuda" in verdict.reason
