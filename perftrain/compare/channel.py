@@ -35,6 +35,10 @@ class WorkerFailed(RuntimeError):
         return str(self.facts.get("traceback", self))
 
 
+LOOK_S = 1.0
+"""Seconds between two looks at whether a silent process still lives."""
+
+
 class Worker:
     """A fresh Python process that hosts arms. Use it as a context manager.
 
@@ -153,9 +157,13 @@ class Worker:
         deadline = time.monotonic() + timeout_s
         while b"\n" not in self._buffer:
             remaining = deadline - time.monotonic()
-            if remaining <= 0 or not select.select([self._answers], [], [], remaining)[0]:
-                seen = {"traceback": self.log().strip()[-4000:] or "it printed nothing"}
-                raise WorkerFailed("timeout", f"no sign of life for {timeout_s:.0f} s", seen)
+            if not select.select([self._answers], [], [], max(0.0, min(remaining, LOOK_S)))[0]:
+                if self._process.poll() is not None and not select.select([self._answers], [], [], 0)[0]:
+                    raise self._death()  # somebody else still holds its end of the pipe, so that no end of file comes
+                if remaining <= 0:
+                    seen = {"traceback": self.log().strip()[-4000:] or "it printed nothing"}
+                    raise WorkerFailed("timeout", f"no sign of life for {timeout_s:.0f} s", seen)
+                continue
             chunk = os.read(self._answers, 1 << 16)
             if not chunk:
                 raise self._death()
