@@ -96,7 +96,7 @@ def test_a_containers_limits_are_obeyed(version: str, monkeypatch: pytest.Monkey
         return told.get(str(file), "").strip() if "cgroup" in str(file) else real(file)
 
     monkeypatch.setattr(machine, "_text", text)
-    monkeypatch.setattr(machine, "_affinity", lambda: list(range(8)))
+    monkeypatch.setattr(machine, "core_numbers", lambda: list(range(8)))
     assert machine._cpu_quota() == 1.5
     assert describe()["cores_usable"] == 2
     assert describe()["memory_bytes"] == 2**30
