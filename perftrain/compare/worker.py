@@ -12,6 +12,7 @@ import gc
 import json
 import os
 import random
+import signal
 import sys
 import threading
 import time
@@ -219,6 +220,7 @@ def serve(commands: TextIO, tell: Callable[[dict[str, Any]], None]) -> None:
 
 def main() -> None:
     die_with_parent(int(sys.argv[2]))
+    signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell lets what it starts with "&" ignore it; the coordinator asks with it
     out = os.fdopen(int(sys.argv[1]), "w", buffering=1)
     turn = threading.Lock()
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+import time
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from subprocess import Popen
@@ -111,3 +112,23 @@ def test_nothing_outlives_a_killed_coordinator(start: Callable[..., Popen[str]],
     family = wait_for(with_a_stopped_one, 60, "a worker with loader workers, one of them stopped")
     os.kill(coordinator.pid, signal.SIGKILL)
     wait_for(lambda: not alive(family), 5, "all descendants gone")
+
+
+def test_a_training_can_be_interrupted_where_the_shell_lets_it_ignore_that() -> None:
+    """``perftrain ... &`` in a script: what is started so ignores SIGINT, and hands that down."""
+    before = signal.signal(signal.SIGINT, signal.SIG_IGN)
+    try:
+        with Worker(SPEC, {}) as worker:
+            worker.call("build", arm="baseline", seed=0)
+            worker.begin("train", arm="baseline", seed=0, steps=10_000_000)
+            time.sleep(1.0)
+            worker.interrupt()
+            deadline = time.monotonic() + 30
+            answer = worker.answer(on_progress=lambda _: in_time(deadline))
+    finally:
+        signal.signal(signal.SIGINT, before)
+    assert answer["run"]["status"] == "interrupted"
+
+
+def in_time(deadline: float) -> None:
+    assert time.monotonic() < deadline, "it trains on"
