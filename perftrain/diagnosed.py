@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import replace
@@ -174,10 +175,10 @@ def diagnose_line(line: Line, watcher: Any) -> int:
         raise PerftrainError(f"A diagnosis takes {LEAST_BUDGET_S:.0f} s at least; --budget was {budget_s:g}. Try --budget 90.")
     path = json_path(line)
     if trace := line.flags.get("--trace"):
-        return _of_a_report(trace, read_trace(Path(trace)), path)
+        return _of_a_report("--trace", trace, read_trace(Path(trace)), path)
     flag = next((f for f in NSIGHT_FLAGS if f in line.flags), "")
     if flag and (report := line.flags[flag]):
-        return _of_a_report(report, nsight.read_report(flag, Path(report)), path)
+        return _of_a_report(flag, report, nsight.read_report(flag, Path(report)), path)
     program = line.program or recipe_program(line)
     if flag:
         diagnosis, seen, runs = _under_nsight(flag, line, program, Telling(watcher))
@@ -189,17 +190,25 @@ def diagnose_line(line: Line, watcher: Any) -> int:
     place = place_of(seen) if seen.process["pid"] else f"{seen.process['device']} · {_extent(seen)}"
     print_diagnosis(console, name, place, diagnosis, _notes(seen, runs))
     if path:
-        facts = {**diagnosis_json(diagnosis), "program": list(program), "probes": _probes_json(seen)}
+        typed = [flag] * bool(flag) + list(line.program or line.overrides)
+        facts = {**diagnosis_json(diagnosis), "program": list(program), "probes": _probes_json(seen), "again": again(*typed)}
         write_json(path, {"schema": 1, "diagnosis": facts})
     return 1 if runs["code"] else 0
 
 
-def _of_a_report(name: str, seen: Seen, path: str | None) -> int:
+def _of_a_report(flag: str, name: str, seen: Seen, path: str | None) -> int:
     diagnosis = diagnose(seen)
     print_diagnosis(terminal.stdout_console(), name, f"{seen.process['device']} · {_extent(seen)}", diagnosis)
     if path:
-        write_json(path, {"schema": 1, "diagnosis": {**diagnosis_json(diagnosis), "program": [name], "probes": []}})
+        write_json(
+            path, {"schema": 1, "diagnosis": {**diagnosis_json(diagnosis), "program": [name], "probes": [], "again": again(flag, name)}}
+        )
     return 0
+
+
+def again(*words: str) -> str:
+    """The command that does this diagnosis once more."""
+    return shlex.join(["perftrain", "diagnose", *words])
 
 
 def _extent(seen: Seen) -> str:

@@ -18,6 +18,9 @@ SCHEMA = 1
 PHASES = ("data_wait", "copy", "forward", "backward", "optimizer", "evaluation", "checkpoint", "rest")
 """Disjoint parts of a step, in the order they are drawn. A step lasts from the end of the step before to its own end."""
 
+PHASE_SPAN, STEP_MARK = "perftrain::", "perftrain::end of step"
+"""Names in a profiler's trace of a watched program: of a phase (the phase follows), and of the end of a step."""
+
 
 class Bottleneck(StrEnum):
     """What a step waits for. The value is the label that users, records and the exam see."""

@@ -32,6 +32,7 @@ HYDRA_FLAGS = (
 """Hydra's flags that only show something."""
 
 WITH_PROGRAM = ("diagnose", "try", "tune", "gate")
+"""Verbs that take a script."""
 GATE_FLAGS = ("--baseline", "--against")
 REPORT_FLAGS = ("--out",)
 TRACE_FLAG = "--trace"
@@ -39,7 +40,7 @@ TRACE_FLAG = "--trace"
 NSIGHT_FLAGS = ("--nsys", "--ncu")
 """Of ``diagnose``: with a report that was recorded before, or before a program that is to run under the tool."""
 REPORTS = (".sqlite", ".csv", ".nsys-rep", ".ncu-rep", ".qdrep")
-"""Verbs that take a script."""
+"""What such a report ends in."""
 
 HELP = """\
 perftrain: every speed optimization of a PyTorch training is a switch, and every switch gets a measured verdict.

@@ -12,7 +12,7 @@ import perftrain
 ROOT = Path(perftrain.__file__).parent
 TOP = 6
 FLOORS = {
-    "facts": 0, "fingerprint": 0, "cores": 0,
+    "facts": 0, "fingerprint": 0, "cores": 0, "whole": 0,
     "measure": 1, "data": 1, "store": 1, "loggers": 1,
     "opt": 2,
     "engine": 3, "attach": 3, "diagnose": 3,

@@ -7,6 +7,8 @@ from typing import Any
 
 import torch
 
+from perftrain.measure.memory import free_bytes
+
 DEEPEST = 4
 
 
@@ -115,20 +117,13 @@ def memory(optimizers: Iterable[Any], roots: Iterable[Any]) -> dict[str, int]:
 def room() -> dict[str, int]:
     """``free_bytes``: what could still be allocated. On a device also ``fragmented_bytes``: reserved, in pieces that nobody uses.
 
-    Source: ``torch.cuda.memory_stats`` (``inactive_split_bytes``), ``torch.cuda.mem_get_info``; MemAvailable of /proc/meminfo.
+    Source: ``torch.cuda.memory_stats`` (``inactive_split_bytes``).
     """
-    if torch.cuda.is_available() and torch.cuda.is_initialized():
-        stats = torch.cuda.memory_stats()
-        unused = torch.cuda.memory_reserved() - torch.cuda.memory_allocated()
-        return {
-            "free_bytes": torch.cuda.mem_get_info()[0] + unused,
-            "fragmented_bytes": stats.get("inactive_split_bytes.all.current", 0),
-        }
-    try:
-        with open("/proc/meminfo") as f:
-            return {"free_bytes": next(int(line.split()[1]) * 1024 for line in f if line.startswith("MemAvailable"))}
-    except (OSError, StopIteration, ValueError):
-        return {}
+    if not (torch.cuda.is_available() and torch.cuda.is_initialized()):
+        return {"free_bytes": free_bytes("cpu")}
+    unused = torch.cuda.memory_reserved() - torch.cuda.memory_allocated()
+    fragmented = torch.cuda.memory_stats().get("inactive_split_bytes.all.current", 0)
+    return {"free_bytes": free_bytes("cuda") + unused, "fragmented_bytes": fragmented}
 
 
 def shortened(value: Any, width: int, longest: int) -> Any:

@@ -5,10 +5,11 @@ from __future__ import annotations
 import threading
 import time
 from collections import defaultdict
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
 REST, EVALUATION, LOSS = "rest", "evaluation", "loss"
+NOTHING: Mapping[str, str] = {}
 Spent = list[float]
 """Wall seconds, CPU seconds of the training thread, CPU seconds of the process."""
 
@@ -73,35 +74,26 @@ class Clock:
     def training(self) -> None:
         """A piece of training begins: what went before it was its preparation (or the end of an evaluation)."""
         self._tick()
-        for phase, spent in self._gap.items():
-            name = EVALUATION if self.evaluating and phase == REST else phase
-            _add(self._step[name], spent)
-        self._gap.clear()
+        self._claim({REST: EVALUATION} if self.evaluating else NOTHING)
         self.evaluating = False
         self.stack[0] = REST
 
     def evaluation(self) -> None:
         """A forward pass of evaluation begins: all since the last training belongs to it."""
         self._tick()
-        for spent in self._gap.values():
-            _add(self._step[EVALUATION], spent)
-        self._gap.clear()
+        self._claim(dict.fromkeys(self._gap, EVALUATION))
         self.evaluating = True
         self.stack[0] = REST
 
     def lap(self, phase: str) -> None:
         """A loop that knows its phases says: what no seam claimed since the last lap was ``phase``."""
         self._tick()
-        for name, spent in self._gap.items():
-            _add(self._step[phase if name in (REST, LOSS) else name], spent)
-        self._gap.clear()
+        self._claim({REST: phase, LOSS: phase})
         self.stack[0] = REST
 
     def end_step(self) -> Row:
         self._tick()
-        for phase, spent in self._gap.items():
-            _add(self._step[phase], spent)
-        self._gap.clear()
+        self._claim(NOTHING)
         row = Row(dict(self._step), self._wall, self.forwards, self.backwards)
         self._step.clear()
         self.forwards = self.backwards = 0
@@ -114,6 +106,14 @@ class Clock:
         """Forget the time since the last event: perftrain itself worked."""
         self._wall, self._cpu, self._process = time.perf_counter(), time.thread_time(), time.process_time()
 
+    def _claim(self, others: Mapping[str, str]) -> None:
+        """What was held back belongs to the step, under its phases' own names or under ``others``."""
+        for phase, spent in self._gap.items():
+            claimed = self._step[others.get(phase, phase)]
+            for i in range(3):
+                claimed[i] += spent[i]
+        self._gap.clear()
+
     def _tick(self) -> None:
         wall, cpu, process = time.perf_counter(), time.thread_time(), time.process_time()
         spent = self._gap[self.stack[-1]]
@@ -121,8 +121,3 @@ class Clock:
         spent[1] += cpu - self._cpu
         spent[2] += process - self._process
         self._wall, self._cpu, self._process = wall, cpu, process
-
-
-def _add(to: Spent, spent: Spent) -> None:
-    for i in range(3):
-        to[i] += spent[i]

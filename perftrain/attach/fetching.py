@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from perftrain.attach.sampler import Sampler
+from perftrain.whole import write_whole
 
 FLUSH_EVERY_S = 0.5
 
@@ -72,8 +73,7 @@ class Fetching:
         self.sums |= {name: amount - self._before.get(name, amount) for name, amount in transferred().items()}
         path = self.folder / f"fetch-{self.pid}.json"
         content = {**self.sums, "pid": self.pid, "rows": self.sampler.rows()[:100] if self.sampler else []}
-        path.with_suffix(".tmp").write_text(json.dumps(content))
-        path.with_suffix(".tmp").replace(path)
+        write_whole(path, json.dumps(content))
 
 
 def transferred() -> dict[str, int]:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from perftrain.attach.operations import PHASE_SPAN, STEP_MARK
+from perftrain.facts import PHASE_SPAN, STEP_MARK
 
 if TYPE_CHECKING:
     from perftrain.attach.session import Session

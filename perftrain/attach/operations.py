@@ -7,8 +7,8 @@ from collections.abc import Iterable, Sequence
 from typing import Any
 
 from perftrain.attach.work import flop, moved_bytes
+from perftrain.facts import PHASE_SPAN, STEP_MARK
 
-PHASE_SPAN, STEP_MARK = "perftrain::", "perftrain::end of step"
 COMPILED = ("CompiledFxGraph",)
 LAYOUT = ("aten::contiguous", "aten::clone")
 MEMORY = "[memory]"

@@ -22,6 +22,7 @@ from perftrain.attach.orders import Orders
 from perftrain.attach.probes import Turns
 from perftrain.attach.sampler import Sampler
 from perftrain.attach.trace import Trace
+from perftrain.whole import write_whole
 
 WARM_STEPS = 3
 TRACE_AFTER_S, TRACE_AFTER_STEPS = 3.0, 300
@@ -147,8 +148,7 @@ class Session:
         if world[1] > 1:
             agreed = Path(self.orders.folder) / "stop_at"
             if self.stop_at is None and not agreed.exists() and world[0] == 0:
-                agreed.with_suffix(".tmp").write_text(str(done + 2))
-                agreed.with_suffix(".tmp").replace(agreed)  # whole at once: another rank that reads half of it stops alone
+                write_whole(agreed, str(done + 2))  # another rank that reads half of it stops alone
             if agreed.exists():
                 self.stop_at = int(agreed.read_text())
             if self.stop_at is None or done < self.stop_at:
@@ -171,8 +171,7 @@ class Session:
         self.rss.append((done, _resident_bytes()))
         if facts_of.world()[0] == 0:
             path = Path(self.orders.folder) / f"status-{self.pid}.json"
-            path.with_suffix(".tmp").write_text(json.dumps({"steps": done, "seconds": now - self.clock.started_s}))
-            path.with_suffix(".tmp").replace(path)
+            write_whole(path, json.dumps({"steps": done, "seconds": now - self.clock.started_s}))
 
     # --- what it leaves behind ---
     def save(self) -> None:
@@ -190,9 +189,7 @@ class Session:
         if self.trace.running:
             self.trace.finish()
         record = facts_of.record(self)
-        path = Path(self.orders.folder) / f"process-{self.pid}.json"
-        path.with_suffix(".tmp").write_text(json.dumps(record, default=str))
-        path.with_suffix(".tmp").replace(path)
+        write_whole(Path(self.orders.folder) / f"process-{self.pid}.json", json.dumps(record, default=str))
 
 
 def _resident_bytes() -> int:

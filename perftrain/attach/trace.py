@@ -6,7 +6,8 @@ import time
 from typing import TYPE_CHECKING, Any
 
 from perftrain.attach import batches
-from perftrain.attach.operations import PHASE_SPAN, STEP_MARK, by_operation, memory_of_a_step
+from perftrain.attach.operations import by_operation, memory_of_a_step
+from perftrain.facts import PHASE_SPAN, STEP_MARK
 
 if TYPE_CHECKING:
     from perftrain.attach.session import Session

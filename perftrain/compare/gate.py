@@ -89,31 +89,33 @@ def against_stored(program: Sequence[str], stored: Mapping[str, Any], budget_s: 
 
 def against_copy(program: Sequence[str], copy: Sequence[str], budget_s: float, min_effect: float, tell: Tell) -> Gate:
     """An edited copy against the script as it is, in pairs of fresh runs; the copy finds the script's own modules."""
-    each_s, rng = max(3.0, budget_s / RUNS / 2), random.Random(0)
-    ratios = []
-    for number in range(RUNS):
-        step_s = {}
-        for name in rng.sample(["script", "copy"], 2):
-            words = program if name == "script" else copy
-            step_s[name] = run_step_s(
-                words, each_s, tell, f"pair {number + 1} of {RUNS}: {name}", modules=str(Path(program[0]).resolve().parent)
-            )
-        ratios.append(math.log(step_s["copy"] / step_s["script"]))
-    return judged_in_pairs(ratios, min_effect)
+    modules = str(Path(program[0]).resolve().parent)
+
+    def timed(name: str, each_s: float, what: str) -> float:
+        return run_step_s(program if name == "script" else copy, each_s, tell, what, modules=modules)
+
+    return judged_in_pairs(_pairs("copy", "script", budget_s, timed), min_effect)
 
 
 def against_revision(program: Sequence[str], revision: str, budget_s: float, min_effect: float, tell: Tell) -> Gate:
     """The program as it is against the same file of an older revision, in pairs of fresh runs."""
+    with worktree(revision) as (old_folder, here):
+
+        def timed(name: str, each_s: float, what: str) -> float:
+            return run_step_s(program, each_s, tell, what, str(old_folder if name == "old" else here))
+
+        ratios = _pairs("new", "old", budget_s, timed)
+    return judged_in_pairs(ratios, min_effect)
+
+
+def _pairs(new: str, old: str, budget_s: float, timed: Callable[[str, float, str], float]) -> list[float]:
+    """log(new / old) of pairs of fresh runs, in random order within each; ``timed(name, seconds, what is told)``."""
     each_s, rng = max(3.0, budget_s / RUNS / 2), random.Random(0)
     ratios = []
-    with worktree(revision) as (old_folder, here):
-        for number in range(RUNS):
-            step_s = {}
-            for name in rng.sample(["old", "new"], 2):
-                folder = str(old_folder if name == "old" else here)
-                step_s[name] = run_step_s(program, each_s, tell, f"pair {number + 1} of {RUNS}: {name}", folder)
-            ratios.append(math.log(step_s["new"] / step_s["old"]))
-    return judged_in_pairs(ratios, min_effect)
+    for number in range(RUNS):
+        step_s = {name: timed(name, each_s, f"pair {number + 1} of {RUNS}: {name}") for name in rng.sample([old, new], 2)}
+        ratios.append(math.log(step_s[new] / step_s[old]))
+    return ratios
 
 
 # --- judging ---

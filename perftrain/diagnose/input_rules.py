@@ -6,33 +6,14 @@ from collections.abc import Iterator
 
 from perftrain.diagnose.device_rules import idle_for_data
 from perftrain.diagnose.finding import NOTABLE, bound, by_edit, by_switch, cause, milliseconds, saved, top_evidence, top_line
-from perftrain.diagnose.seen import Seen
+from perftrain.diagnose.seen import Sample, Seen
 from perftrain.facts import Bottleneck, Cause, Evidence
 
 CHEAP_SAMPLE_S = 60e-6
 """A sample that takes less CPU time than this is not decoded, only picked."""
-DECODERS = (
-    "PIL",
-    "cv2",
-    "torchvision",
-    "skimage",
-    "imageio",
-    "av/",
-    "librosa",
-    "soundfile",
-    "torchaudio",
-    "gzip",
-    "zlib",
-    "lzma",
-    "json",
-    "pandas",
-    "pyarrow",
-    "h5py",
-)
-LIBRARIES = {
-    "images": ("PIL", "cv2", "torchvision", "skimage", "imageio"),
-    "packed": ("gzip", "zlib", "lzma", "bz2", "zipfile", "npyio", "h5py"),
-}
+IMAGES = ("PIL", "cv2", "torchvision", "skimage", "imageio")
+DECODERS = (*IMAGES, "av/", "librosa", "soundfile", "torchaudio", "gzip", "zlib", "lzma", "json", "pandas", "pyarrow", "h5py")
+LIBRARIES = {"images": IMAGES, "packed": ("gzip", "zlib", "lzma", "bz2", "zipfile", "npyio", "h5py")}
 ADVICE = {
     "images": "decode at the size that the model needs (PIL: Image.draft before convert), or shrink the files once beforehand",
     "packed": "keep the files unpacked (numpy.savez instead of savez_compressed, a memory map): unpacking is what takes the time",
@@ -226,9 +207,14 @@ def _decode(seen: Seen, share: float, per_sample_cpu: float) -> Cause:
     return cause(Bottleneck.INPUT_DECODE, share, cheaper, 0.85, lines, where, tries)
 
 
+def _making(seen: Seen) -> list[Sample]:
+    """Where batches are made: in the workers, or else while the training waits."""
+    return seen.worker_samples or [s for s in seen.samples if s.phase == "data_wait"]
+
+
 def _cheaper(seen: Seen) -> str:
     """What makes a sample cost less, by the library in which its time goes."""
-    rows = seen.worker_samples or [s for s in seen.samples if s.phase == "data_wait"]
+    rows = _making(seen)
     spent = {
         kind: sum(r.seconds for r in rows if any(w in r.library or w in r.leaf[0] for w in words)) for kind, words in LIBRARIES.items()
     }
@@ -259,7 +245,7 @@ def _collate(seen: Seen, share: float, per_sample_cpu: float, collate_part: floa
 
 def _own_collate(seen: Seen) -> bool:
     """The user's own code puts the samples together, not torch's."""
-    rows = seen.worker_samples or [s for s in seen.samples if s.phase == "data_wait"]
+    rows = _making(seen)
     inside = sum(r.seconds for r in rows if r.frames and "collate" in r.frames[0][2])
     return inside > 0.4 * sum(r.seconds for r in rows)
 

@@ -18,7 +18,7 @@ from typing import Any
 from perftrain.diagnose.device import Call, Host, Work, device_trace, process_of
 from perftrain.diagnose.intervals import Interval, Intervals, total, union, without
 from perftrain.diagnose.seen import WARM_STEPS, Seen
-from perftrain.facts import PerftrainError
+from perftrain.facts import PHASE_SPAN, STEP_MARK, PerftrainError
 
 KERNELS, COPIES, FILLS = "CUPTI_ACTIVITY_KIND_KERNEL", "CUPTI_ACTIVITY_KIND_MEMCPY", "CUPTI_ACTIVITY_KIND_MEMSET"
 GRAPHS, CALLS, RANGES = "CUPTI_ACTIVITY_KIND_GRAPH_TRACE", "CUPTI_ACTIVITY_KIND_RUNTIME", "NVTX_EVENTS"
@@ -27,8 +27,6 @@ UPLOAD, PAGEABLE = 1, 0
 THREAD_BITS = 0xFFFFFF
 """The low bits of a ``globalTid`` are the thread's; the others are its process's ``globalPid``."""
 WAITING = ("cudaStreamSynchronize", "cudaDeviceSynchronize", "cudaEventSynchronize", "cuStreamSynchronize", "cuCtxSynchronize")
-OWN, STEP_MARK = "perftrain::", "perftrain::end of step"
-"""What a watched program marks its phases and steps with (:mod:`perftrain.attach.nvtx`)."""
 STEP = re.compile(r"(ProfilerStep#|((train(ing)?[ _-]?)?(step|iter|iteration|batch))[ _#:=-]*)\d+$", re.IGNORECASE)
 PHASES = (
     ("backward", re.compile(r"backward|autograd::engine", re.IGNORECASE)),
@@ -166,8 +164,8 @@ def _ranges(tables: _Tables, process: int | None) -> tuple[int | None, list[Rang
 
 
 def _phase(text: str) -> str:
-    if text.startswith(OWN):
-        return "" if text == STEP_MARK else text.removeprefix(OWN)
+    if text.startswith(PHASE_SPAN):
+        return "" if text == STEP_MARK else text.removeprefix(PHASE_SPAN)
     if text.startswith("aten::"):
         return ""
     return next((phase for phase, pattern in PHASES if pattern.search(text)), "")

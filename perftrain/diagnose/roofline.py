@@ -7,9 +7,12 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Mapping
+from contextlib import suppress
 from typing import Any
 
 from perftrain.diagnose.seen import Seen
+from perftrain.facts import PerftrainError
+from perftrain.measure.flops import model_flop_utilization
 
 PEAK_OF = {"float": ("float32", "tf32"), "c10::BFloat16": ("bfloat16",), "c10::Half": ("float16",)}
 """Type of an operation's inputs -> the peaks it may come up to, the likelier first."""
@@ -31,16 +34,16 @@ def roofline(seen: Seen) -> dict[str, Any]:
     kind = max(by_type, key=lambda k: by_type[k])
     return {
         "dtype": NAMES.get(kind, kind), "flop": flop, "bytes": sum(o.bytes for o in seen.computing) / steps, "seconds": seconds,
-        "mfu": _utilization(flop / seconds, [peaks[name] for name in PEAK_OF.get(kind, ()) if name in peaks]),
+        "mfu": _utilization(flop, seconds, [peaks[name] for name in PEAK_OF.get(kind, ()) if name in peaks]),
         "peaks": {"flop": dict(peaks), "memory": (seen.peaks.get("copy") or {}).get("memory")},
     }  # fmt: skip
 
 
-def _utilization(flop_per_s: float, candidates: list[Mapping[str, float]]) -> float | None:
+def _utilization(flop: float, seconds: float, candidates: list[Mapping[str, float]]) -> float | None:
     """Against the first peak that is not below it; None where even the highest is, which is a measuring error."""
     for peak in candidates:
-        if flop_per_s <= peak["amount"] / peak["seconds"]:
-            return flop_per_s / (peak["amount"] / peak["seconds"])
+        with suppress(PerftrainError):
+            return model_flop_utilization(flop, seconds, peak)
     return None
 
 

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any
 
-from perftrain.facts import StepBreakdown
+from perftrain.facts import PHASE_SPAN, StepBreakdown
 
 WARM_STEPS = 3
 MATMUL = ("mm", "addmv", "aten::mv", "linear", "einsum", "_scaled_dot_product", "mkldnn_rnn_layer", "flash")
@@ -18,7 +18,7 @@ CONVOLUTION = ("conv",)
 SPARSE = ("sparse", "_spmm")
 COLLECTIVE = ("gloo:", "nccl:", "c10d::")
 NO_OPERATION = (
-    "ProfilerStep", "perftrain::", "Optimizer.", "enumerate(", "autograd::engine", "Torch-Compiled", "## ", "DistributedDataParallel",
+    "ProfilerStep", PHASE_SPAN, "Optimizer.", "enumerate(", "autograd::engine", "Torch-Compiled", "## ", "DistributedDataParallel",
     "TorchDynamo", "CompiledFunction", "Pregraph", "AOTDispatcher", "CheckpointFunction",
 )  # fmt: skip
 
@@ -117,9 +117,8 @@ class Seen:
         return sum(self._spent(i, phase, clock) for i in self.window) / len(self.window)
 
     def share(self, *phases: str) -> float:
-        """Part of the step; the loss belongs to the forward pass."""
-        phases = (*phases, "loss") if "forward" in phases else phases
-        return sum(self.phase_s(p) for p in phases) / self.step_s if self.step_s else 0.0
+        """Part of the step."""
+        return sum(self.phase_s(p) for p in _with_loss(phases)) / self.step_s if self.step_s else 0.0
 
     @cached_property
     def process_cpu_s(self) -> float:
@@ -269,7 +268,7 @@ class Seen:
     def lines(self, *phases: str) -> list[tuple[str, str, float]]:
         """(file:line, function, share of the time of these phases), the most seen first; the user's innermost line counts."""
         seen: dict[tuple[str, str], float] = defaultdict(float)
-        phases = (*phases, "loss") if "forward" in phases else phases
+        phases = _with_loss(phases)
         for sample in self.samples if phases != ("worker",) else self.worker_samples:
             if sample.phase in phases and sample.frames:
                 seen[(self.relative(sample.where), sample.frames[0][2])] += sample.seconds
@@ -287,6 +286,11 @@ class Seen:
         points = self.process.get("rss") or []
         half, rest = len(points) // 2, (3 * len(points)) // 4
         return _slope(points[half:rest]), _slope(points[rest:])
+
+
+def _with_loss(phases: tuple[str, ...]) -> tuple[str, ...]:
+    """The loss belongs to the forward pass."""
+    return (*phases, "loss") if "forward" in phases else phases
 
 
 def _slope(points: Sequence[Sequence[float]]) -> float:

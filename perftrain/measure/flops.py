@@ -5,8 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from torch.utils.flop_counter import FlopCounterMode
-
 from perftrain.facts import PerftrainError
 
 
@@ -17,6 +15,8 @@ def count_flop(step: Callable[[], object]) -> int:
     (checkpointing) adds is no useful work.
     Source: ``torch.utils.flop_counter``; Chowdhery et al., "PaLM" (2022), appendix B for MFU.
     """
+    from torch.utils.flop_counter import FlopCounterMode
+
     with FlopCounterMode(display=False) as counter:
         step()
     return int(counter.get_total_flops())

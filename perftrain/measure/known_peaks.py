@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import json
-import os
 import subprocess
 import sys
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
+
+from perftrain.whole import write_whole
 
 LIMIT_S = 60.0
 
@@ -30,15 +32,7 @@ def known_peaks(file: Path, device: str, threads: int) -> dict[str, Any]:
         found = json.loads(done.stdout)
     except (OSError, ValueError, subprocess.TimeoutExpired):
         return {}
-    _keep(file, found)
-    return found
-
-
-def _keep(file: Path, found: dict[str, Any]) -> None:
-    partial = file.with_suffix(f".{os.getpid()}")
-    try:
+    with suppress(OSError):  # a cache that cannot be written: measured again next time
         file.parent.mkdir(parents=True, exist_ok=True)
-        partial.write_text(json.dumps(found))
-        partial.replace(file)
-    except OSError:  # a cache that cannot be written: measured again next time
-        partial.unlink(missing_ok=True)
+        write_whole(file, json.dumps(found))
+    return found

@@ -1,4 +1,4 @@
-"""Peaks of memory, since the last reset.
+"""Peaks of memory, since the last reset; and what is free.
 
 On a CUDA device the peak is what PyTorch's allocator handed out: the tensors, without the allocator's own reserve and without the
 CUDA context. On the CPU it is the most that this process had *resident* at once: tensors, but also the interpreter, PyTorch's own
@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     import torch
 
 _STATUS, _CLEAR_REFS = Path("/proc/self/status"), Path("/proc/self/clear_refs")
+_MEMORY = Path("/proc/meminfo")
 _RESET_RESIDENT_PEAK = "5"  # proc_pid_clear_refs(5), since Linux 4.0
 
 
@@ -56,6 +57,23 @@ def reset_peak(device: torch.device | str) -> None:
 def can_reset(device: torch.device | str) -> bool:
     """False where the peak can only be had since the start of the process: a CPU outside Linux, or a locked-down /proc."""
     return _kind(device) == "cuda" or os.access(_CLEAR_REFS, os.W_OK)
+
+
+def free_bytes(device: torch.device | str) -> int:
+    """What could still be allocated on the device; on a CPU what the system calls available."""
+    if _kind(device) == "cuda":
+        import torch
+
+        return torch.cuda.mem_get_info(device)[0]
+    try:
+        match = re.search(r"^MemAvailable:\s+(\d+) kB$", _MEMORY.read_text(), re.MULTILINE)
+    except OSError:
+        match = None
+    if match:
+        return int(match[1]) * 1024
+    import psutil
+
+    return psutil.virtual_memory().available
 
 
 def _kind(device: torch.device | str) -> str:

@@ -7,10 +7,10 @@ from collections.abc import Callable, Iterator
 from time import perf_counter
 from typing import Any
 
-import psutil
 import torch
 
 from perftrain.facts import PerftrainError
+from perftrain.measure.memory import free_bytes
 
 Peak = dict[str, float]
 """``{"amount": ..., "seconds": ...}``: FLOP or bytes, and the time they took."""
@@ -89,7 +89,7 @@ def _best_matmul(dtype: torch.dtype, where: torch.device, budget_s: float) -> Pe
 
 
 def _copies(where: torch.device, slice_s: float) -> Iterator[tuple[str, Peak]]:
-    size_bytes = min(_COPY_BYTES[where.type], _free_bytes(where) // 8)
+    size_bytes = min(_COPY_BYTES[where.type], free_bytes(where) // 8)
     here, there = (torch.ones(size_bytes, dtype=torch.uint8, device=where) for _ in range(2))
     yield "memory", {"amount": 2.0 * size_bytes, "seconds": _fastest_s(lambda: there.copy_(here), where, slice_s)}
     if where.type == "cuda":
@@ -98,10 +98,6 @@ def _copies(where: torch.device, slice_s: float) -> Iterator[tuple[str, Peak]]:
         for name, to, source in (("host_to_device", here, host), ("device_to_host", host, here)):
             seconds = _fastest_s(lambda t=to, s=source: t.copy_(s, non_blocking=True), where, slice_s)
             yield name, {"amount": float(size_bytes), "seconds": seconds}
-
-
-def _free_bytes(where: torch.device) -> int:
-    return torch.cuda.mem_get_info(where)[0] if where.type == "cuda" else psutil.virtual_memory().available
 
 
 def _fastest_s(call: Callable[[], object], where: torch.device, budget_s: float) -> float:

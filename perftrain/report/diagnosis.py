@@ -62,7 +62,7 @@ def _memory(memory: Mapping[str, Any]) -> str:
     """As "weights 9.2 MiB · gradients 9.2 MiB · optimizer 18.4 MiB · activations 40 MiB · workspace 3 MiB · process 812 MiB"."""
     parts = [f"{units.label(k.removesuffix('_bytes'))} {units.size(memory[k])}" for k in SHOWN if memory.get(k)]
     growth = memory.get("growth_bytes_per_step", 0.0)
-    if growth > 50_000:
+    if growth > units.GROWTH_BYTES:
         parts.append(f"growing by {units.size(int(growth))} a step")
     if memory.get("largest_batch"):
         parts.append(

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import shlex
 from collections.abc import Iterator, Mapping, Sequence
 from datetime import UTC, datetime
 from pathlib import Path
@@ -134,8 +133,7 @@ def _diagnosis(page: dict[str, Any], facts: Mapping[str, Any]) -> None:
     _bars(page, {"a step": found["breakdown"]})
     _machine(page, {"": found})
     _causes(page, found)
-    if found.get("program"):
-        page["again"] = shlex.join(["perftrain", "diagnose", *(["--trace"] if page["title"].endswith(".json") else []), *found["program"]])
+    page["again"] = str(found.get("again") or "")
     vain = [(a["switch"], a["because"]) for c in found["causes"][:1] for a in c["avoid"]]
     if vain:
         page["tables"].append(_table("What will not help", ("switch", "why"), vain))

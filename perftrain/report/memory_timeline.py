@@ -113,6 +113,6 @@ def _note(memory: Mapping[str, Any]) -> str:
     said = []
     if memory.get("process_bytes"):
         said.append(f"The whole process holds {units.size(memory['process_bytes'])}.")
-    if (memory.get("growth_bytes_per_step") or 0) > 50_000:
+    if (memory.get("growth_bytes_per_step") or 0) > units.GROWTH_BYTES:
         said.append(f"It grows by {units.size(memory['growth_bytes_per_step'])} a step.")
     return " ".join(said)

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import ast
-from collections.abc import Iterator
 
 from perftrain.facts import Card, Place
+from perftrain.tune.edits import models_of, name_of
 
 
 def place_in(source: str, card: Card) -> tuple[int, str] | None:
@@ -22,17 +22,9 @@ def place_in(source: str, card: Card) -> tuple[int, str] | None:
 
 
 def _is_it(call: ast.Call, place: Place) -> bool:
-    name = call.func.attr if isinstance(call.func, ast.Attribute) else getattr(call.func, "id", "")
+    name = name_of(call.func)
     if place <= Place.PREFETCH:
         return name.endswith("DataLoader")
     if place <= Place.OPTIMIZER:  # whatever changes the model must stand before the optimizer takes its parameters
-        return name[:1].isupper() and "parameters" in _attributes(call)
+        return name[:1].isupper() and bool(models_of(call))
     return name == "backward"
-
-
-def _attributes(call: ast.Call) -> set[str]:
-    def inside() -> Iterator[str]:
-        for argument in call.args:
-            yield from (n.attr for n in ast.walk(argument) if isinstance(n, ast.Attribute))
-
-    return set(inside())

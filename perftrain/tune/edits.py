@@ -98,7 +98,7 @@ def _changes(kind: str, value: str, tree: ast.AST, source: str, offsets: list[in
             yield _replaced(call.args[0], str(value or "os.cpu_count()"), source, offsets)
     elif kind in ("anomaly_off", "deterministic_off"):
         for call in (*_calls(tree, "set_detect_anomaly"), *_calls(tree, "use_deterministic_algorithms")):
-            name = _name(call.func)
+            name = name_of(call.func)
             if (name == "set_detect_anomaly") == (kind == "anomaly_off") and call.args:
                 yield _replaced(call.args[0], "False", source, offsets)
     elif kind == "no_gc":
@@ -111,12 +111,12 @@ def _changes(kind: str, value: str, tree: ast.AST, source: str, offsets: list[in
                 yield _replaced(statement, "pass", source, offsets)
 
 
-def _name(function: ast.expr) -> str:
+def name_of(function: ast.expr) -> str:
     return function.attr if isinstance(function, ast.Attribute) else function.id if isinstance(function, ast.Name) else ""
 
 
 def _calls(tree: ast.AST, name: str) -> list[ast.Call]:
-    return [n for n in ast.walk(tree) if isinstance(n, ast.Call) and _name(n.func) == name]
+    return [n for n in ast.walk(tree) if isinstance(n, ast.Call) and name_of(n.func) == name]
 
 
 def _trains(call: ast.Call) -> bool:
@@ -130,10 +130,10 @@ def _is(node: ast.expr, value: object) -> bool:
 
 def _optimizers(tree: ast.AST) -> list[ast.Call]:
     """Calls of an optimizer's class: a capitalized name, with parameters of a model among the arguments."""
-    return [n for n in ast.walk(tree) if isinstance(n, ast.Call) and _name(n.func)[:1].isupper() and _models(n)]
+    return [n for n in ast.walk(tree) if isinstance(n, ast.Call) and name_of(n.func)[:1].isupper() and models_of(n)]
 
 
-def _models(call: ast.Call) -> list[str]:
+def models_of(call: ast.Call) -> list[str]:
     """The models whose ``.parameters()`` are given to a call, as they are written there."""
     calls = [
         n
@@ -151,7 +151,7 @@ def _before_optimizer(template: str, tree: ast.AST, source: str, offsets: list[i
         if not isinstance(statement, (ast.Assign, ast.AnnAssign, ast.Expr, ast.Return)):
             continue
         inside = [n for n in ast.walk(statement) if id(n) in calls and isinstance(n, ast.Call)]
-        models = dict.fromkeys(m for call in inside for m in _models(call))
+        models = dict.fromkeys(m for call in inside for m in models_of(call))
         models = [m for m in models if m.replace(".", "").replace("_", "").isalnum()]
         if models:
             start = offsets[statement.lineno - 1]
