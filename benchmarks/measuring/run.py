@@ -12,10 +12,10 @@ from __future__ import annotations
 
 import argparse
 import json
-import multiprocessing
-import random
+import os
+import signal
+import subprocess
 import sys
-import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, replace
@@ -34,9 +34,11 @@ from perftrain.measure import machine
 from perftrain.measure.statistics import estimate
 from perftrain.opt import Delay, Nothing
 from perftrain.store import Store
+from perftrain_recipes.digits import Digits
+from perftrain_recipes.photos import Photos
 
 RESULTS = Path(__file__).parent / "results"
-RECIPES = {"digits": "perftrain_recipes.digits.Digits", "photos": "perftrain_recipes.photos.Photos"}
+RECIPES = {"digits": Digits, "photos": Photos}
 NO_PARITY = Parity(Numerics.EXACT, True, 0, 0.0, 0.0, "not looked at here")
 
 
@@ -77,8 +79,9 @@ def compare(case: Case, number: int) -> dict[str, Any]:
     if case.budget_s is not None:
         protocol = replace(protocol, budget_s=case.budget_s)
     switch = Delay(fraction=case.fraction) if case.fraction else Nothing()
-    target = f"{type(switch).__module__}.{type(switch).__name__}"
-    job = Job(case.recipe, {"_target_": RECIPES[case.recipe]}, Store("runs"), ({"_target_": target, **vars(switch)},), "cpu", protocol)
+    RECIPES[case.recipe]().prepare()
+    opts = ({"_target_": _path(type(switch)), **vars(switch)},)
+    job = Job(case.recipe, {"_target_": _path(RECIPES[case.recipe])}, Store("runs"), opts, "cpu", protocol)
     environments, _ = job.environments(job.switches())
     timing = time_arms(job.spec(), environments, protocol)
     arms = [timing.summary(arm, None, 0.0) for arm in (BASELINE, VARIANT)]
@@ -88,12 +91,17 @@ def compare(case: Case, number: int) -> dict[str, Any]:
     row: dict[str, Any] = {
         "case": case.name, "number": number, "decision": str(verdict.decision), "speedup": verdict.speedup, "ci95": verdict.ci95,
         "resolution": verdict.resolution, "covers": verdict.ci95[0] <= truth <= verdict.ci95[1], "rounds": timing.rounds(),
+        "disturbed_share": timing.disturbed_share(), "only_quiet_turns": timing.chooses(), "quiet": timing.quiet,
         "processes": len(timing.groups), "seconds": timing.seconds, "step_s": arms[0].breakdown.step_s,
         "groups": timing.groups, "protocol": asdict(protocol),
     }  # fmt: skip
     if case.name.startswith("budget"):
         row["by_budget"] = by_budget(timing)
     return row
+
+
+def _path(kind: type) -> str:
+    return f"{kind.__module__}.{kind.__name__}"
 
 
 def by_budget(timing: Timing) -> list[dict[str, Any]]:
@@ -121,24 +129,17 @@ def by_budget(timing: Timing) -> list[dict[str, Any]]:
 # --- the other program ---
 @contextmanager
 def hog(on: bool) -> Iterator[None]:
-    """Another process that keeps one core busy in random bursts of 0.1 to 2 s."""
-    process = multiprocessing.get_context("fork").Process(target=_bursts, daemon=True)
-    if on:
-        process.start()
+    """Another process that keeps one core busy in random bursts of 0.1 to 2 s. Nobody's child: whoever measures must not know it."""
+    if not on:
+        yield
+        return
+    words = [sys.executable, str(Path(__file__).with_name("hog.py")), str(os.getpid())]
+    start = f"import subprocess; print(subprocess.Popen({words!r}, start_new_session=True, stdout=subprocess.DEVNULL).pid)"
+    pid = int(subprocess.run([sys.executable, "-c", start], stdout=subprocess.PIPE, text=True, check=True).stdout)
     try:
         yield
     finally:
-        if on:
-            process.kill()
-
-
-def _bursts() -> None:
-    rng = random.Random(5)
-    while True:
-        until = time.monotonic() + rng.uniform(0.1, 2.0)
-        while time.monotonic() < until:
-            pass
-        time.sleep(rng.uniform(0.1, 2.0))
+        os.kill(pid, signal.SIGKILL)
 
 
 # --- the table ---

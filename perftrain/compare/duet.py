@@ -3,27 +3,31 @@
 One process hosts both arms where their environments are equal; otherwise a pair of processes, one arm each. Either way a
 round builds both arms anew (another memory layout), warms them, and lets them take turns ABBA or BAAB; its result is one
 log ratio. Rounds are repeated in several fresh processes. When to stop depends on the width of the interval, never on
-where it lies, so looking does not bias the answer.
+where it lies, so looking does not bias the answer. Pairs of turns during which other programs used the cores are set aside
+for what those did, never for what was timed.
 """
 
 from __future__ import annotations
 
 import math
-import os
 import random
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field
 from typing import Any
 
-import psutil
-
 from perftrain.compare.channel import Worker, WorkerFailed
 from perftrain.facts import ArmSummary, PerftrainError, StepBreakdown
+from perftrain.measure.others import others_s
 from perftrain.measure.statistics import Estimate, estimate
 
 BASELINE, VARIANT = "baseline", "variant"
+QUIET_CORES = 0.1
+"""Two turns are quiet if other programs kept less than this busy meanwhile (cores, on average). The idle time that the kernel tells
+is right to a few hundredths for turns of the default length."""
+LEAST_QUIET = 5
+"""Processes with quiet turns, from which on only those count."""
 
 
 @dataclass(frozen=True)
@@ -70,6 +74,8 @@ class Timing:
 
     groups: list[list[float]] = field(default_factory=list)
     """log(baseline / variant), seconds of a sample, of every round, by process."""
+    quiet: list[list[float]] = field(default_factory=list)
+    """The same of the quiet turns alone; rounds without any are missing."""
     facts: dict[str, list[dict[str, Any]]] = field(default_factory=lambda: {BASELINE: [], VARIANT: []})
     spent_s: float = 0.0
     """Of the budget."""
@@ -82,13 +88,22 @@ class Timing:
     interrupted: bool = False
 
     def estimate(self) -> Estimate:
-        return estimate(self.groups)
+        return estimate(self.quiet if self.chooses() else self.groups)
+
+    def chooses(self) -> bool:
+        """Whether enough turns were quiet for only those to count."""
+        return sum(map(bool, self.quiet)) >= min(LEAST_QUIET, len(self.groups)) and sum(map(len, self.quiet)) >= 4
+
+    def disturbed_share(self) -> float:
+        """Of all turns."""
+        blocks = [block for arm in self.facts.values() for block in arm]
+        return sum(not block["quiet"] for block in blocks) / max(1, len(blocks))
 
     def rounds(self) -> int:
         return sum(len(g) for g in self.groups)
 
     def summary(self, arm: str, peak_bytes: int | None, warmup_s: float) -> ArmSummary:
-        blocks = self.facts[arm]
+        blocks = [b for b in self.facts[arm] if b["quiet"] or not self.chooses()]
         steps = sum(b["steps"] for b in blocks)
         names = dict.fromkeys(name for b in blocks for name in b["phase_s"])
         phase_s = {name: sum(b["phase_s"].get(name, 0.0) for b in blocks) / steps for name in names} if steps else {}
@@ -118,7 +133,7 @@ def time_arms(
     """
     timing = Timing()
     rng = random.Random(protocol.seed)
-    begin, used_s = time.monotonic(), _others_s()
+    begin, used_s = time.monotonic(), others_s()
     split = environments[BASELINE] != environments[VARIANT]
     try:
         while not _done(timing, protocol):
@@ -128,14 +143,8 @@ def time_arms(
     except KeyboardInterrupt:
         timing.interrupted = True
     timing.seconds = time.monotonic() - begin
-    timing.other_cores = max(0.0, _others_s() - used_s) / timing.seconds
+    timing.other_cores = max(0.0, others_s() - used_s) / timing.seconds
     return timing
-
-
-def _others_s() -> float:
-    """Core-seconds so far of all programs on this machine but this one and its ended children."""
-    every, own = psutil.cpu_times(), os.times()
-    return every.user + every.system - (own.user + own.system + own.children_user + own.children_system)
 
 
 def _done(timing: Timing, protocol: Protocol) -> bool:
@@ -143,7 +152,10 @@ def _done(timing: Timing, protocol: Protocol) -> bool:
         return False
     if timing.spent_s >= protocol.budget_s * 0.97:
         return True
-    return timing.rounds() >= 12 and timing.estimate().resolution <= protocol.resolution
+    if timing.rounds() < 12:
+        return False
+    found = timing.estimate()
+    return found.rounds >= 12 and found.resolution <= protocol.resolution
 
 
 class _Group:
@@ -161,11 +173,13 @@ class _Group:
         self.spec, self.environments, self.split = spec, environments, split
         self.protocol, self.rng, self.timing = protocol, rng, timing
         self.ratios: list[float] = []
+        self.quiet: list[float] = []
 
     def run(self, share_s: float, on_progress: Callable[[float, str], None]) -> None:
         """Rounds for ``share_s`` seconds, which begin once both arms were built for the first time."""
         timing, protocol = self.timing, self.protocol
         timing.groups.append(self.ratios)
+        timing.quiet.append(self.quiet)
         with ExitStack() as stack:
             if self.split:
                 workers = {a: stack.enter_context(Worker(self.spec, self.environments[a])) for a in (BASELINE, VARIANT)}
@@ -179,14 +193,14 @@ class _Group:
             used_s = took_s = 0.0
             while not self.ratios or (len(self.ratios) < protocol.rounds_per_process and used_s + 0.7 * took_s < share_s):
                 begin = time.monotonic()
-                self.ratios.append(self._round(workers))
+                self._round(workers)
                 took_s = time.monotonic() - begin
                 used_s += took_s
                 timing.spent_s += took_s
                 timing.round_ends_s.append(timing.spent_s)
                 on_progress(timing.spent_s, f"{timing.rounds()} rounds in {len(timing.groups)} processes")
 
-    def _round(self, workers: Mapping[str, Worker]) -> float:
+    def _round(self, workers: Mapping[str, Worker]) -> None:
         seed = self.rng.randrange(1 << 30)
         order = [BASELINE, VARIANT] if self.rng.random() < 0.5 else [VARIANT, BASELINE]
         hosts = list(dict.fromkeys(workers.values()))
@@ -195,22 +209,29 @@ class _Group:
         begin = time.monotonic()
         steps = {arm: self._steps(self._call(workers, arm, "build", seed=seed)["step_s"]) for arm in order}
         setup_s = time.monotonic() - begin
-        seconds: dict[str, list[float]] = {BASELINE: [], VARIANT: []}
-        for arm in self._turns(order, setup_s):
-            block = self._call(workers, arm, "block", steps=steps[arm])
-            seconds[arm].append(block["seconds"] / (block["samples"] or block["steps"]))
-            self.timing.facts[arm].append(block)
+        pairs = [self._pair(workers, pair, steps) for pair in self._pairs(order, setup_s)]
         for host in hosts:
             host.call("drop")
-        return math.log(sum(seconds[BASELINE]) / sum(seconds[VARIANT]))
+        self.ratios.append(_ratio([seconds for seconds, _ in pairs]))
+        if quiet := [seconds for seconds, others in pairs if others < QUIET_CORES]:
+            self.quiet.append(_ratio(quiet))
 
-    def _turns(self, order: list[str], setup_s: float) -> Iterator[str]:
-        """ABBA again and again, until measuring has taken longer than building did (it costs what it costs)."""
+    def _pairs(self, order: list[str], setup_s: float) -> Iterator[list[str]]:
+        """AB, BA again and again, until measuring has taken longer than building did (it costs what it costs)."""
         begin = time.monotonic()
         for _ in range(self.protocol.max_cycles):
-            yield from [*order, *reversed(order)]
+            yield from (order, order[::-1])
             if time.monotonic() - begin > 1.5 * setup_s:
                 return
+
+    def _pair(self, workers: Mapping[str, Worker], arms: list[str], steps: Mapping[str, int]) -> tuple[dict[str, float], float]:
+        """One turn of each arm: seconds of a sample, and how many cores other programs kept busy meanwhile."""
+        begin, used_s = time.monotonic(), others_s()
+        blocks = {arm: self._call(workers, arm, "block", steps=steps[arm]) for arm in arms}
+        others = (others_s() - used_s) / (time.monotonic() - begin)
+        for arm, block in blocks.items():
+            self.timing.facts[arm].append({**block, "quiet": others < QUIET_CORES})
+        return {arm: block["seconds"] / (block["samples"] or block["steps"]) for arm, block in blocks.items()}, others
 
     def _steps(self, step_s: float) -> int:
         return max(3, min(5000, round(self.protocol.block_s / step_s)))
@@ -222,3 +243,8 @@ class _Group:
             if arm == VARIANT and failure.kind != "interrupted":
                 raise VariantFailed(failure) from failure
             raise
+
+
+def _ratio(pairs: Sequence[Mapping[str, float]]) -> float:
+    """log(baseline / variant)."""
+    return math.log(sum(p[BASELINE] for p in pairs) / sum(p[VARIANT] for p in pairs))

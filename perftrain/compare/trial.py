@@ -12,7 +12,7 @@ from typing import Protocol as Interface
 import torch
 
 from perftrain.compare.channel import Worker, WorkerFailed
-from perftrain.compare.duet import BASELINE, VARIANT, Timing, VariantFailed, time_arms
+from perftrain.compare.duet import BASELINE, QUIET_CORES, VARIANT, Timing, VariantFailed, time_arms
 from perftrain.compare.job import Job
 from perftrain.compare.parity import judge
 from perftrain.compare.verdict import changes_result, decide, does_not_run, settings_of
@@ -232,7 +232,10 @@ def _judged(
     before = timing.summary(BASELINE, baseline.peak_bytes, baseline.warmup_s)
     after = timing.summary(VARIANT, alone["peak_bytes"], alone["warmup_s"])
     verdict = decide(names, timing.estimate(), parity, before, after, job.protocol, **facts)
-    if timing.other_cores > 0.1:
+    if timing.chooses() and timing.disturbed_share() > 0.05:
+        aside = f"other programs were busy during {timing.disturbed_share():.0%} of the turns, which were set aside"
+        verdict = replace(verdict, notes=(*verdict.notes, aside))
+    elif timing.other_cores > QUIET_CORES:
         busy = f"other programs kept {timing.other_cores:.1f} cores busy meanwhile: measure on a quiet machine for a narrower interval"
         verdict = replace(verdict, notes=(*verdict.notes, busy))
     if timing.interrupted:

@@ -1,8 +1,8 @@
 """What to write into a script so that kept switches become its own: a changed copy and a unified diff.
 
 Only places that the source shows plainly are edited: the call that makes the DataLoader, the statement that makes the
-optimizer (and the model that it names), calls of torch's global settings, ``gc.collect()``. Whatever cannot be placed so is
-left to the reader, in words.
+optimizer (and the model that it names), calls of torch's global settings, ``gc.collect()``, the line behind the imports.
+Whatever cannot be placed so is left to the reader, in words.
 """
 
 from __future__ import annotations
@@ -19,6 +19,12 @@ LOADER_ARGUMENTS = {
     "pin_memory": (("pin_memory", "True"),),
     "in_order": (("in_order", "False"),),
 }
+OPTIMIZER_ARGUMENTS = {"fused": (("fused", "True"),), "foreach": (("foreach", "True"),)}
+AFTER_IMPORTS = {
+    "tf32": "{torch}.backends.{tf32}.matmul.fp32_precision = {torch}.backends.{conv}.conv.fp32_precision = 'tf32'",
+    "cudnn_benchmark": "{torch}.backends.cudnn.benchmark = True",
+    "threads": "{torch}.set_num_threads({value})",
+}
 BEFORE_OPTIMIZER = {
     "amp": "{model}.forward = torch.autocast({device!r}, dtype=torch.bfloat16)({model}.forward)",
     "channels_last": "{model}.to(memory_format=torch.channels_last)",
@@ -29,11 +35,7 @@ BY_HAND = {
     "no_sync": "run all backward passes of a step but the last under model.no_sync()",
     "huge_pages": "start it with GLIBC_TUNABLES=glibc.malloc.hugetlb=1",
     "allocator": "start it with the variables that perftrain opts names for allocator",
-    "tf32": "torch.backends.cuda.matmul.fp32_precision = torch.backends.cudnn.conv.fp32_precision = 'tf32' at the top (CPU: "
-    "torch.backends.mkldnn.matmul, .conv)",
-    "cudnn_benchmark": "torch.backends.cudnn.benchmark = True at the top",
     "sdpa": "with torch.nn.attention.sdpa_kernel(SDPBackend.FLASH_ATTENTION): around the forward pass",
-    "foreach": "foreach=True in the optimizer's call",
 }
 
 
@@ -82,20 +84,22 @@ def _offsets(source: str) -> list[int]:
     return found
 
 
-def _changes(kind: str, value: str, tree: ast.AST, source: str, offsets: list[int], device: str) -> Iterator[_Change]:
+def _changes(kind: str, value: str, tree: ast.Module, source: str, offsets: list[int], device: str) -> Iterator[_Change]:
     if kind in LOADER_ARGUMENTS:
         for call in _calls(tree, "DataLoader"):
             arguments = [(k, v.format(value=value or 2)) for k, v in LOADER_ARGUMENTS[kind]]
             if _trains(call):
                 yield from _with_arguments(call, arguments, source, offsets)
-    elif kind == "fused":
+    elif kind in OPTIMIZER_ARGUMENTS:
         for call in _optimizers(tree):
-            yield from _with_arguments(call, [("fused", "True")], source, offsets)
+            yield from _with_arguments(call, OPTIMIZER_ARGUMENTS[kind], source, offsets)
     elif kind in BEFORE_OPTIMIZER:
         yield from _before_optimizer(BEFORE_OPTIMIZER[kind], tree, source, offsets, device)
-    elif kind == "threads":
-        for call in _calls(tree, "set_num_threads"):
+    elif kind == "threads" and (calls := [c for c in _calls(tree, "set_num_threads") if c.args]):
+        for call in calls:
             yield _replaced(call.args[0], str(value or "os.cpu_count()"), source, offsets)
+    elif kind in AFTER_IMPORTS and (value or kind != "threads"):
+        yield from _after_imports(AFTER_IMPORTS[kind], value, tree, source, offsets, device)
     elif kind in ("anomaly_off", "deterministic_off"):
         for call in (*_calls(tree, "set_detect_anomaly"), *_calls(tree, "use_deterministic_algorithms")):
             name = name_of(call.func)
@@ -157,6 +161,23 @@ def _before_optimizer(template: str, tree: ast.AST, source: str, offsets: list[i
             start = offsets[statement.lineno - 1]
             indent = source[start : start + statement.col_offset]
             yield _Change(start, start, "".join(f"{indent}{template.format(model=m, device=device)}\n" for m in models))
+            return
+
+
+def _after_imports(template: str, value: str, tree: ast.Module, source: str, offsets: list[int], device: str) -> Iterator[_Change]:
+    """A statement of its own behind ``import torch`` and the imports that follow it."""
+    imports = (ast.Import, ast.ImportFrom)
+    for n, statement in enumerate(tree.body):
+        names = [a.asname or a.name for a in statement.names if a.name == "torch"] if isinstance(statement, ast.Import) else []
+        if names:
+            last = next((i for i in range(n, len(tree.body)) if not isinstance(tree.body[i], imports)), len(tree.body)) - 1
+            end = tree.body[last].end_lineno
+            assert end is not None
+            places = {"tf32": "mkldnn", "conv": "mkldnn"} if device == "cpu" else {"tf32": "cuda", "conv": "cudnn"}
+            text = template.format(torch=names[0], value=value, **places)
+            start = offsets[end] if end < len(offsets) else len(source)
+            newline = "" if source[:start].endswith("\n") else "\n"
+            yield _Change(start, start, f"{newline}{text}\n")
             return
 
 

@@ -55,6 +55,9 @@ def changed(*switches: str) -> tuple[list[str], list[str]]:
         ("amp", "self.net.forward = torch.autocast('cpu', dtype=torch.bfloat16)(self.net.forward)"),
         ("channels_last", "self.net.to(memory_format=torch.channels_last)"),
         ("compile", "self.net.compile()"),
+        ("foreach", "self.opt = torch.optim.AdamW(self.net.parameters(), lr=1e-3, foreach=True)"),
+        ("tf32", "torch.backends.mkldnn.matmul.fp32_precision = torch.backends.mkldnn.conv.fp32_precision = 'tf32'"),
+        ("cudnn_benchmark", "torch.backends.cudnn.benchmark = True"),
     ],
 )
 def test_a_switch_is_written_where_it_belongs(switch: str, written: str) -> None:
@@ -75,6 +78,17 @@ def test_an_argument_that_stands_there_is_changed() -> None:
         edit_script(source, ["workers=3"], "t.py").source
         == "loader = DataLoader(d, shuffle=True, num_workers=3, persistent_workers=True)\n"
     )
+
+
+def test_a_setting_stands_behind_the_imports_under_the_name_that_torch_has_there() -> None:
+    source = "import os\nimport torch as th\nfrom torch import nn\n\nnet = nn.Linear(1, 1)"
+    found = edit_script(source, ["threads=4", "cudnn_benchmark"], "t.py").source
+    assert found.splitlines()[3:5] in (
+        ["th.set_num_threads(4)", "th.backends.cudnn.benchmark = True"],
+        ["th.backends.cudnn.benchmark = True", "th.set_num_threads(4)"],
+    )
+    assert edit_script("import torch", ["threads=4"], "t.py").source == "import torch\ntorch.set_num_threads(4)\n"
+    assert edit_script("from torch import nn\n", ["threads=4"], "t.py").diff == ""
 
 
 def test_a_script_without_such_a_place_is_left_alone() -> None:
