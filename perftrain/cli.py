@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from perftrain.facts import PerftrainError
-from perftrain.options import HELP, Line, as_overrides, check, config_dir, sort_out
+from perftrain.options import HELP, Line, again, as_overrides, check, config_dir, sort_out
 from perftrain.report import terminal
 from perftrain.report.jsonfile import write_json
 from perftrain.report.live import live_view
@@ -70,7 +70,7 @@ def _run(line: Line) -> int:
     try:
         if line.multirun:
             return measured.sweep(line, composed, Terminal(), lambda: _hydra(line))
-        return measured.single(composed[0], Terminal())
+        return measured.single(composed[0], Terminal(), again(line))
     except measured.ProgramFailed as error:
         sys.stdout.flush()
         print(error.traceback.rstrip(), file=sys.stderr)

@@ -133,8 +133,8 @@ def with_bottlenecks(verdict: Verdict, record: RunRecord) -> Verdict:
 
 
 # --- one run ---
-def single(cfg: Any, watcher: Watcher) -> int:
-    """Train the recipe if its baseline is not known yet; judge the switches if there are any."""
+def single(cfg: Any, watcher: Watcher, again: str) -> int:
+    """Train the recipe if its baseline is not known yet; judge the switches if there are any. ``again``: what was typed."""
     job = job_of(cfg)
     switches = job.switches()
     parts = job.parts()
@@ -143,7 +143,7 @@ def single(cfg: Any, watcher: Watcher) -> int:
     diagnosis = diagnosed(baseline.record.breakdown, (), baseline.record)
     say_baseline(baseline, job, watcher)
     terminal.print_run(console, baseline.record, diagnosis)
-    facts: dict[str, Any] = {"schema": 1, "run": run_json(baseline.record), "diagnosis": diagnosis_json(diagnosis)}
+    facts: dict[str, Any] = {"schema": 1, "run": {**run_json(baseline.record), "again": again}, "diagnosis": diagnosis_json(diagnosis)}
     verdict: Verdict | None = None
     if switches:
         verdict = with_bottlenecks(try_switches(job, parts, baseline.record, watcher), baseline.record)
@@ -153,6 +153,7 @@ def single(cfg: Any, watcher: Watcher) -> int:
         after = diagnosed(verdict.variant.breakdown, verdict.switches, baseline.record) if verdict.variant else None
         console.rule(style="dim")
         terminal.print_verdict(console, verdict, after.causes[0].tries[:3] if after else ())
+        facts["verdict"]["again"] = again
     if cfg.json:
         write_json(cfg.json, facts)
     if verdict is not None and interrupted(verdict):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import difflib
 import importlib.util
 import re
+import shlex
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import partial
@@ -234,6 +235,12 @@ def _take_flags(arguments: list[str]) -> tuple[list[str], dict[str, str]]:
 def as_overrides(line: Line) -> list[str]:
     """The line's overrides with the flags among them."""
     return [*line.overrides, *(f"{FLAGS[name]}={_value(name, value)}" for name, value in line.flags.items())]
+
+
+def again(line: Line) -> str:
+    """What to type for the same once more."""
+    flags = (word for name, value in line.flags.items() if name != "--json" for word in (name, value))
+    return shlex.join(["python", "-m", "perftrain", *(["-m"] if line.multirun else []), *line.overrides, *flags])
 
 
 def _value(name: str, value: str) -> str:

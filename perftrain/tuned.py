@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import shlex
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -38,7 +39,8 @@ def try_line(line: Line, watcher: Any) -> int:
     console.rule(style="dim")
     terminal.print_verdict(console, verdict)
     if path:
-        write_json(path, {"schema": 1, "verdict": verdict_json(verdict)})
+        typed = shlex.join(["perftrain", "try", line.overrides[0], *line.program])
+        write_json(path, {"schema": 1, "verdict": {**verdict_json(verdict), "again": typed}})
     return 0
 
 

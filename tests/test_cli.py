@@ -67,6 +67,8 @@ def test_the_json_has_the_documented_shape(measured: Measured) -> None:
     assert verdict["pairs"] >= 4, verdict["reason"]
     assert verdict["ci95"][0] <= verdict["speedup"] <= verdict["ci95"][1]
     assert verdict["resolution"] > 0
+    assert verdict["again"].startswith("python -m perftrain recipe=digits")
+    assert verdict["again"].endswith("+opt=nothing --budget 15")
     for arm in ("baseline", "variant"):
         assert verdict[arm]["breakdown"]["step_s"] > 0
         assert "data_wait_share" in verdict[arm]["breakdown"]

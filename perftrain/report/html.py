@@ -38,6 +38,7 @@ def page_of(facts: Mapping[str, Any], version: str, rows: Sequence[StepRow] = ()
         "made": datetime.now(UTC).strftime("%Y-%m-%d %H:%M UTC"),
     }  # fmt: skip
     BUILDERS[kind](page, facts)
+    page["again"] = str((facts[kind].get("again") if kind != "verdicts" else None) or "")
     if rows:
         page["charts"] += [charts.timeline(rows), charts.histogram(rows)]
     environment = Environment(loader=FileSystemLoader(TEMPLATES), autoescape=True, undefined=StrictUndefined, trim_blocks=True)
@@ -133,7 +134,6 @@ def _diagnosis(page: dict[str, Any], facts: Mapping[str, Any]) -> None:
     _bars(page, {"a step": found["breakdown"]})
     _machine(page, {"": found})
     _causes(page, found)
-    page["again"] = str(found.get("again") or "")
     vain = [(a["switch"], a["because"]) for c in found["causes"][:1] for a in c["avoid"]]
     if vain:
         page["tables"].append(_table("What will not help", ("switch", "why"), vain))
@@ -235,7 +235,6 @@ def _environment(page: dict[str, Any], found: Mapping[str, Any]) -> None:
         flat.append(("fingerprint", found["fingerprint"]))
     if flat:
         page["tables"].append(_table("Environment", (), flat))
-    page["again"] = str(found.get("again") or "")
 
 
 def _flat(prefix: str, value: Any) -> Iterator[tuple[str, Any]]:

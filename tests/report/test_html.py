@@ -79,7 +79,7 @@ TUNE = {
 }  # fmt: skip
 FACTS: dict[str, dict[str, Any]] = {
     "tune": {"tune": TUNE},
-    "verdict": {"verdict": verdict_json(VERDICT)},
+    "verdict": {"verdict": {**verdict_json(VERDICT), "again": "python -m perftrain +opt=amp"}},
     "sweep": {"verdicts": [verdict_json(VERDICT)]},
     "diagnosis": {
         "diagnosis": {**diagnosis_json(DIAGNOSIS), "program": ["train.py", NASTY], "probes": [], "roofline": ROOFLINE, "memory": MEMORY}
@@ -124,6 +124,11 @@ def test_the_answer_comes_first() -> None:
     assert re.search(r'class="answer good">1\.9\S* .*faster with workers', page)
     for said in ("shrink the files", "compute.saturated", "perftrain tune train.py", "1.60", "train.py:12", "the optimizer cannot"):
         assert said in page, said
+
+
+def test_a_verdict_says_how_to_do_it_again() -> None:
+    assert "<pre>python -m perftrain +opt=amp</pre>" in page_of(FACTS["verdict"], "1.0")
+    assert "How to do it again" not in page_of(FACTS["sweep"], "1.0")
 
 
 def test_thousands_of_steps_stay_small() -> None:
