@@ -16,9 +16,14 @@ ATTRIBUTES = ("samples", "loader", "transform")
 
 def image_folder(dataset: Any) -> Any:
     """The dataset with torchvision's ImageFolder attributes, itself or below ``Subset``; None where there is none."""
+    dataset = _below(dataset)
+    return dataset if all(hasattr(dataset, name) for name in ATTRIBUTES) else None
+
+
+def _below(dataset: Any) -> Any:
     while isinstance(dataset, (Subset, Keyed)):
         dataset = dataset.dataset
-    return dataset if all(hasattr(dataset, name) for name in ATTRIBUTES) else None
+    return dataset
 
 
 def require_folder(dataset: Any, switch: str) -> Any:
@@ -27,7 +32,7 @@ def require_folder(dataset: Any, switch: str) -> Any:
     if folder is None:
         raise PerftrainError(
             f"{switch} acts on a dataset of image files with the attributes {', '.join(ATTRIBUTES)} (torchvision's ImageFolder, "
-            f"perftrain's JpegFolder, or a Subset of one); this one is a {type(dataset).__name__}. Leave +opt={switch} out."
+            f"perftrain's JpegFolder, or a Subset of one); this one is a {type(_below(dataset)).__name__}. Leave +opt={switch} out."
         )
     return folder
 
