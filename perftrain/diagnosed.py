@@ -191,7 +191,7 @@ def diagnose_line(line: Line, watcher: Any) -> int:
     print_diagnosis(console, name, place, diagnosis, _notes(seen, runs))
     if path:
         typed = [flag] * bool(flag) + list(line.program or line.overrides)
-        facts = {**diagnosis_json(diagnosis), "program": list(program), "probes": _probes_json(seen), "again": again(*typed)}
+        facts = {**diagnosis_json(diagnosis), "program": list(program), "probes": _probes_json(seen), "again": again("diagnose", *typed)}
         write_json(path, {"schema": 1, "diagnosis": facts})
     return 1 if runs["code"] else 0
 
@@ -201,14 +201,18 @@ def _of_a_report(flag: str, name: str, seen: Seen, path: str | None) -> int:
     print_diagnosis(terminal.stdout_console(), name, f"{seen.process['device']} · {_extent(seen)}", diagnosis)
     if path:
         write_json(
-            path, {"schema": 1, "diagnosis": {**diagnosis_json(diagnosis), "program": [name], "probes": [], "again": again(flag, name)}}
+            path,
+            {
+                "schema": 1,
+                "diagnosis": {**diagnosis_json(diagnosis), "program": [name], "probes": [], "again": again("diagnose", flag, name)},
+            },
         )
     return 0
 
 
-def again(*words: str) -> str:
-    """The command that does this diagnosis once more."""
-    return shlex.join(["perftrain", "diagnose", *words])
+def again(verb: str, *words: str) -> str:
+    """The command that does the same once more."""
+    return shlex.join(["perftrain", verb, *words])
 
 
 def _extent(seen: Seen) -> str:

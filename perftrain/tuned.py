@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-import shlex
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -14,7 +13,7 @@ from perftrain.compare.duet import Protocol
 from perftrain.compare.gate import against_copy
 from perftrain.compare.script import Asked, NotFromOutside, ScriptFailed, apply, sort_switches, try_on_script
 from perftrain.cores import usable_cores
-from perftrain.diagnosed import Telling, json_path
+from perftrain.diagnosed import Telling, again, json_path
 from perftrain.facts import PerftrainError
 from perftrain.fronts import RecipeFront, ScriptFront
 from perftrain.options import Line, as_overrides, check
@@ -39,7 +38,7 @@ def try_line(line: Line, watcher: Any) -> int:
     console.rule(style="dim")
     terminal.print_verdict(console, verdict)
     if path:
-        typed = shlex.join(["perftrain", "try", line.overrides[0], *line.program])
+        typed = again("try", line.overrides[0], *line.program)
         write_json(path, {"schema": 1, "verdict": {**verdict_json(verdict), "again": typed}})
     return 0
 

@@ -103,7 +103,8 @@ class Timing:
         return sum(len(g) for g in self.groups)
 
     def summary(self, arm: str, peak_bytes: int | None, warmup_s: float) -> ArmSummary:
-        blocks = [b for b in self.facts[arm] if b["quiet"] or not self.chooses()]
+        every = not self.chooses()
+        blocks = [b for b in self.facts[arm] if every or b["quiet"]]
         steps = sum(b["steps"] for b in blocks)
         names = dict.fromkeys(name for b in blocks for name in b["phase_s"])
         phase_s = {name: sum(b["phase_s"].get(name, 0.0) for b in blocks) / steps for name in names} if steps else {}
@@ -213,8 +214,8 @@ class _Group:
         for host in hosts:
             host.call("drop")
         self.ratios.append(_ratio([seconds for seconds, _ in pairs]))
-        if quiet := [seconds for seconds, others in pairs if others < QUIET_CORES]:
-            self.quiet.append(_ratio(quiet))
+        if undisturbed := [seconds for seconds, quiet in pairs if quiet]:
+            self.quiet.append(_ratio(undisturbed))
 
     def _pairs(self, order: list[str], setup_s: float) -> Iterator[list[str]]:
         """AB, BA again and again, until measuring has taken longer than building did (it costs what it costs)."""
@@ -224,14 +225,14 @@ class _Group:
             if time.monotonic() - begin > 1.5 * setup_s:
                 return
 
-    def _pair(self, workers: Mapping[str, Worker], arms: list[str], steps: Mapping[str, int]) -> tuple[dict[str, float], float]:
-        """One turn of each arm: seconds of a sample, and how many cores other programs kept busy meanwhile."""
+    def _pair(self, workers: Mapping[str, Worker], arms: list[str], steps: Mapping[str, int]) -> tuple[dict[str, float], bool]:
+        """One turn of each arm: seconds of a sample, and whether other programs left the cores alone meanwhile."""
         begin, used_s = time.monotonic(), others_s()
         blocks = {arm: self._call(workers, arm, "block", steps=steps[arm]) for arm in arms}
-        others = (others_s() - used_s) / (time.monotonic() - begin)
+        quiet = (others_s() - used_s) / (time.monotonic() - begin) < QUIET_CORES
         for arm, block in blocks.items():
-            self.timing.facts[arm].append({**block, "quiet": others < QUIET_CORES})
-        return {arm: block["seconds"] / (block["samples"] or block["steps"]) for arm, block in blocks.items()}, others
+            self.timing.facts[arm].append({**block, "quiet": quiet})
+        return {arm: block["seconds"] / (block["samples"] or block["steps"]) for arm, block in blocks.items()}, quiet
 
     def _steps(self, step_s: float) -> int:
         return max(3, min(5000, round(self.protocol.block_s / step_s)))

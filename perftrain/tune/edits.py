@@ -21,7 +21,7 @@ LOADER_ARGUMENTS = {
 }
 OPTIMIZER_ARGUMENTS = {"fused": (("fused", "True"),), "foreach": (("foreach", "True"),)}
 AFTER_IMPORTS = {
-    "tf32": "{torch}.backends.{tf32}.matmul.fp32_precision = {torch}.backends.{conv}.conv.fp32_precision = 'tf32'",
+    "tf32": "{torch}.backends.{matmul}.matmul.fp32_precision = {torch}.backends.{conv}.conv.fp32_precision = 'tf32'",
     "cudnn_benchmark": "{torch}.backends.cudnn.benchmark = True",
     "threads": "{torch}.set_num_threads({value})",
 }
@@ -173,7 +173,7 @@ def _after_imports(template: str, value: str, tree: ast.Module, source: str, off
             last = next((i for i in range(n, len(tree.body)) if not isinstance(tree.body[i], imports)), len(tree.body)) - 1
             end = tree.body[last].end_lineno
             assert end is not None
-            places = {"tf32": "mkldnn", "conv": "mkldnn"} if device == "cpu" else {"tf32": "cuda", "conv": "cudnn"}
+            places = {"matmul": "mkldnn", "conv": "mkldnn"} if device == "cpu" else {"matmul": "cuda", "conv": "cudnn"}
             text = template.format(torch=names[0], value=value, **places)
             start = offsets[end] if end < len(offsets) else len(source)
             newline = "" if source[:start].endswith("\n") else "\n"

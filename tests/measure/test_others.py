@@ -13,16 +13,16 @@ ORPHAN = f"import subprocess, sys; subprocess.Popen([sys.executable, '-c', {BURN
 """Leaves a process behind that is nobody's descendant here."""
 
 
-def used_over(seconds: float, source: str, wait: bool) -> float:
+def used_over(seconds: float, source: str) -> float:
+    """Until the program has ended, and ``seconds`` at least."""
     before = others_s()
     until = time.monotonic() + seconds
-    child = subprocess.Popen([sys.executable, "-c", source])
-    child.wait()
-    time.sleep(max(0.0, until - time.monotonic()) if not wait else 0.0)
+    subprocess.run([sys.executable, "-c", source], check=True)
+    time.sleep(max(0.0, until - time.monotonic()))
     return others_s() - before
 
 
 def test_a_stranger_counts_and_a_child_does_not() -> None:
-    own = min(used_over(0.0, BURN, wait=True) for _ in range(3))  # a second of CPU time each
-    strange = min(used_over(2.5, ORPHAN, wait=False) for _ in range(2))
+    own = min(used_over(0.0, BURN) for _ in range(3))  # a second of CPU time each
+    strange = min(used_over(2.5, ORPHAN) for _ in range(2))
     assert strange > own + 0.5
