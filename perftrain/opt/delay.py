@@ -62,14 +62,14 @@ class Delay(Switch):
 def delayed(inner: Callable[..., Any], fraction: float) -> Callable[..., Any]:
     """``inner``, then a wait for ``fraction`` of the time since the last wait ended: the step's own time, without the delay.
 
-    What the waiting itself costs counts as part of the wait; it is all in one function because each further one would cost
-    microseconds that are not in the fraction. A pause of the whole program (another arm's turn) is no step: it counts as a
-    usual one.
+    What the waiting itself costs counts as part of the wait, and what a wait took too long the next one is shorter; it is all
+    in one function because each further one would cost microseconds that are not in the fraction. A pause of the whole program
+    (another arm's turn) is no step: it counts as a usual one.
     """
-    last = usual_s = 0.0
+    last = usual_s = late_s = 0.0
 
     def call(*arguments: Any) -> Any:
-        nonlocal last, usual_s
+        nonlocal last, usual_s, late_s
         result = inner(*arguments)
         begin = perf_counter()
         if last:
@@ -77,10 +77,13 @@ def delayed(inner: Callable[..., Any], fraction: float) -> Callable[..., Any]:
             if usual_s and own_s > 3 * usual_s:
                 own_s = usual_s
             usual_s += (own_s - usual_s) * (0.1 if usual_s else 1.0)
-            until = begin + fraction * own_s
+            until = begin + fraction * own_s - late_s
             while perf_counter() < until:
                 pass
-        last = perf_counter()
+            last = perf_counter()
+            late_s = min(last - until, fraction * own_s)  # a pause within the wait is nobody's debt
+        else:
+            last = perf_counter()
         return result
 
     return call
