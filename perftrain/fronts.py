@@ -8,6 +8,8 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import torch
+
 from perftrain.compare.duet import Protocol
 from perftrain.compare.job import Job, key_of
 from perftrain.compare.script import NOTHING, Asked, sort_switches, try_on_script
@@ -40,10 +42,14 @@ class ScriptFront:
         self.ledger = ledger
         self.known: dict[str, Any] = json.loads(ledger.read_text()) if ledger.exists() else {}
         self.reused = 0
+        self.device = "cpu"
+        """Where the program trains, as the last diagnosis saw it."""
 
     def diagnose(self, kept: Switches) -> Diagnosis:
         self.tell.forget()
-        return diagnose_program(self.program, self.diagnosis_s, self.tell, base=self._asked(kept))[0]
+        diagnosis, seen, _ = diagnose_program(self.program, self.diagnosis_s, self.tell, base=self._asked(kept))
+        self.device = seen.process["device"]
+        return diagnosis
 
     def compare(self, base: Switches, more: Switches) -> Verdict:
         key = f"{'+'.join(base)} | {'+'.join(more)}"
@@ -84,6 +90,7 @@ class RecipeFront:
         self.job, self.baseline, self.overrides = job, baseline, tuple(overrides)
         self.diagnosis_s, self.watcher, self.tell = diagnosis_s, watcher, tell
         self.parts = job.parts()
+        self.device = job.device
 
     def diagnose(self, kept: Switches) -> Diagnosis:
         self.tell.forget()
@@ -120,7 +127,7 @@ class RecipeFront:
         name = switch.partition("=")[0]
         if name not in all_switches():
             return f"{name} takes something out of a script; a recipe has nothing of the kind"
-        plan = make_plan([], self._device())
+        plan = make_plan([], torch.device(self.device))
         made = all_switches()[name]()
         if why := made.unavailable(plan) or made.unfit(self.baseline.workload):
             return why
@@ -133,11 +140,6 @@ class RecipeFront:
 
     def neighbours(self, switch: str) -> Sequence[str]:
         return more_workers(switch)
-
-    def _device(self) -> Any:
-        import torch
-
-        return torch.device(self.job.device)
 
     def _node(self, switch: str) -> dict[str, Any]:
         name, _, value = switch.partition("=")

@@ -22,7 +22,7 @@ from perftrain.report.jsonfile import verdict_json, write_json, write_text
 from perftrain.report.tuning import print_edits, print_tuned, tune_json
 from perftrain.tune.by_hand import place_in
 from perftrain.tune.edits import edit_script
-from perftrain.tune.search import Front, Settings, tune
+from perftrain.tune.search import Settings, tune
 
 
 def try_line(line: Line, watcher: Any) -> int:
@@ -73,11 +73,11 @@ def tune_line(line: Line, watcher: Any) -> int:
     front, settings, name = _script(line, watcher, settings) if settings else _recipe(line, watcher)
     found = tune(front, settings, lambda said: watcher.say(f"perftrain: {said}"))
     runs = Path(line.flags.get("--runs", "runs"))
-    edited = write_edits(line.program, found.kept, runs, Telling(watcher)) if line.program and found.kept else None
+    edited = write_edits(line.program, found.kept, runs, front.device, Telling(watcher)) if line.program and found.kept else None
     console = terminal.stdout_console()
     console.rule(style="dim")
     print_tuned(console, name, found)
-    facts: dict[str, Any] = {"schema": 1, "tune": tune_json(found, name, f"perftrain tune {name}")}
+    facts: dict[str, Any] = {"schema": 1, "tune": tune_json(found, name, again("tune", *_typed(line)))}
     if edited is not None:
         print_edits(console, edited)
         facts["tune"]["edit"] = edited
@@ -93,12 +93,17 @@ def tune_line(line: Line, watcher: Any) -> int:
     return 0
 
 
-def write_edits(program: Sequence[str], kept: Sequence[str], runs: Path, tell: Telling) -> dict[str, Any] | None:
-    """The kept switches written into a copy of the script, which is measured against the script as it is."""
+def _typed(line: Line) -> list[str]:
+    flags = [word for name, value in line.flags.items() if name != "--json" for word in (name, value)]
+    return [*flags, *line.overrides, *line.program]
+
+
+def write_edits(program: Sequence[str], kept: Sequence[str], runs: Path, device: str, tell: Telling) -> dict[str, Any] | None:
+    """The kept switches written for ``device`` into a copy of the script, which is measured against the script as it is."""
     if program[0] == "-m":
         return None
     script = Path(program[0])
-    found = edit_script(script.read_text(), kept, script.name)
+    found = edit_script(script.read_text(), kept, script.name, device)
     folder = runs / "tune" / ledger_path(str(runs), program).stem
     folder.mkdir(parents=True, exist_ok=True)
     copy, diff = folder / script.name, folder / f"{script.stem}.diff"
@@ -126,7 +131,7 @@ def write_overrides(kept: Sequence[str], runs: Path) -> str:
     return str(path)
 
 
-def _script(line: Line, watcher: Any, settings: Settings) -> tuple[Front, Settings, str]:
+def _script(line: Line, watcher: Any, settings: Settings) -> tuple[ScriptFront, Settings, str]:
     protocol = Protocol(budget_s=min(45.0, settings.budget_s / 10))
     ledger = ledger_path(line.flags.get("--runs", "runs"), line.program)
     front = ScriptFront(line.program, protocol, diagnosis_s(settings), ledger, Telling(watcher))
@@ -135,7 +140,7 @@ def _script(line: Line, watcher: Any, settings: Settings) -> tuple[Front, Settin
     return front, settings, " ".join(line.program)
 
 
-def _recipe(line: Line, watcher: Any) -> tuple[Front, Settings, str]:
+def _recipe(line: Line, watcher: Any) -> tuple[RecipeFront, Settings, str]:
     from perftrain import measured
 
     budget = {"--budget": "tune.budget_s"}

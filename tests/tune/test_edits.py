@@ -95,3 +95,9 @@ def test_a_script_without_such_a_place_is_left_alone() -> None:
     found = edit_script("print('hello')\n", ["amp", "workers=2"], "t.py")
     assert found.diff == ""
     assert len(found.by_hand) == 2
+
+
+def test_what_depends_on_the_device_is_written_for_the_one_it_trains_on() -> None:
+    found = edit_script(SCRIPT, ["amp", "tf32"], "train.py", "cuda").source
+    assert "self.net.forward = torch.autocast('cuda', dtype=torch.bfloat16)(self.net.forward)" in found
+    assert "torch.backends.cuda.matmul.fp32_precision = torch.backends.cudnn.conv.fp32_precision = 'tf32'" in found
