@@ -23,7 +23,7 @@ from perftrain.measure import machine
 from perftrain.measure.peaks import peaks
 from perftrain.opt import all_switches
 from perftrain.opt.seams import Plan
-from perftrain.options import Line
+from perftrain.options import Line, again
 from perftrain.report import terminal
 from perftrain.report.jsonfile import diagnosis_json, run_json, verdict_from_json, verdict_json, write_json
 from perftrain.report.markdown import ranking_markdown
@@ -133,8 +133,8 @@ def with_bottlenecks(verdict: Verdict, record: RunRecord) -> Verdict:
 
 
 # --- one run ---
-def single(cfg: Any, watcher: Watcher, again: str) -> int:
-    """Train the recipe if its baseline is not known yet; judge the switches if there are any. ``again``: what was typed."""
+def single(cfg: Any, watcher: Watcher, typed: str) -> int:
+    """Train the recipe if its baseline is not known yet; judge the switches if there are any. ``typed``: what does it again."""
     job = job_of(cfg)
     switches = job.switches()
     parts = job.parts()
@@ -143,7 +143,7 @@ def single(cfg: Any, watcher: Watcher, again: str) -> int:
     diagnosis = diagnosed(baseline.record.breakdown, (), baseline.record)
     say_baseline(baseline, job, watcher)
     terminal.print_run(console, baseline.record, diagnosis)
-    facts: dict[str, Any] = {"schema": 1, "run": {**run_json(baseline.record), "again": again}, "diagnosis": diagnosis_json(diagnosis)}
+    facts: dict[str, Any] = {"schema": 1, "run": {**run_json(baseline.record), "again": typed}, "diagnosis": diagnosis_json(diagnosis)}
     verdict: Verdict | None = None
     if switches:
         verdict = with_bottlenecks(try_switches(job, parts, baseline.record, watcher), baseline.record)
@@ -153,7 +153,7 @@ def single(cfg: Any, watcher: Watcher, again: str) -> int:
         after = diagnosed(verdict.variant.breakdown, verdict.switches, baseline.record) if verdict.variant else None
         console.rule(style="dim")
         terminal.print_verdict(console, verdict, after.causes[0].tries[:3] if after else ())
-        facts["verdict"]["again"] = again
+        facts["verdict"]["again"] = typed
     if cfg.json:
         write_json(cfg.json, facts)
     if verdict is not None and interrupted(verdict):
@@ -195,7 +195,7 @@ def sweep(line: Line, composed: Sequence[Any], watcher: Watcher, launch: Callabl
     console = terminal.stdout_console()
     console.rule(style="dim")
     terminal.print_ranking(console, verdicts)
-    ranking = {"schema": 1, "verdicts": [verdict_json(v) for v in verdicts]}
+    ranking = {"schema": 1, "verdicts": [verdict_json(v) for v in verdicts], "again": again(line)}
     write_json(folder / "ranking.json", ranking)
     (folder / "ranking.md").write_text(ranking_markdown(verdicts))
     watcher.say(f"Ranking: {folder / 'ranking.md'} and ranking.json")

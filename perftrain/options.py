@@ -240,7 +240,7 @@ def as_overrides(line: Line) -> list[str]:
 def again(line: Line) -> str:
     """What to type for the same once more."""
     flags = (word for name, value in line.flags.items() if name != "--json" for word in (name, value))
-    return shlex.join(["python", "-m", "perftrain", *line.overrides, *flags])
+    return shlex.join(["python", "-m", "perftrain", *["-m"] * line.multirun, *line.overrides, *flags])
 
 
 def _value(name: str, value: str) -> str:

@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 import json
+import re
+import shlex
 import webbrowser
 from collections.abc import Mapping
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
-from perftrain.facts import SCHEMA, PerftrainError, StepRow
-from perftrain.options import Line
+from omegaconf import OmegaConf
+
+from perftrain.facts import SCHEMA, PerftrainError, RunRecord, StepRow
+from perftrain.options import Line, config_dir
 from perftrain.report.html import page_of
 from perftrain.report.jsonfile import run_json, verdict_from_json, write_text
 from perftrain.report.markdown import ranking_markdown, tune_markdown, verdict_markdown
@@ -57,7 +61,32 @@ def _facts(what: str, runs: Path) -> tuple[Mapping[str, Any], list[StepRow], Pat
         known = ", ".join(r.run_id for r in store.runs()[:8]) or "none"
         raise PerftrainError(f"There is no run, sweep or file {what!r}. Runs in {runs}: {known}.")
     record = store.load(what)
-    return {"schema": 1, "run": run_json(record)}, store.load_steps(what), runs / what / "report.html"
+    facts = {"schema": 1, "run": {**run_json(record), "again": _again(record)}}
+    return facts, store.load_steps(what), runs / what / "report.html"
+
+
+def _again(record: RunRecord) -> str:
+    """What to type for the same baseline once more; empty for a run of the library or of a recipe that is not shipped."""
+    recipe = record.workload.get("recipe") if record.role == "baseline" else None
+    shipped = {f.stem: _fields(OmegaConf.to_container(OmegaConf.load(f))) for f in sorted(Path(config_dir(), "recipe").glob("*.yaml"))}
+    name = next((n for n, own in shipped.items() if recipe and own["_target_"] == recipe.get("_target_")), None)
+    if recipe is None or name is None:
+        return ""
+    changed = [f"recipe.{k}={_value(v)}" for k, v in _fields(recipe).items() if v != shipped[name].get(k)]
+    return shlex.join(["python", "-m", "perftrain", f"recipe={name}", *changed])
+
+
+def _value(value: Any) -> str:
+    """As an override has it: a text with unusual characters in quotes."""
+    return value if isinstance(value, str) and re.fullmatch(r"[\w./-]+", value) else json.dumps(value)
+
+
+def _fields(node: Any, prefix: str = "") -> dict[str, Any]:
+    """Every value by its whole name."""
+    found: dict[str, Any] = {}
+    for key, value in node.items():
+        found |= _fields(value, f"{prefix}{key}.") if isinstance(value, Mapping) else {f"{prefix}{key}": value}
+    return found
 
 
 def _markdown(facts: Mapping[str, Any]) -> str:

@@ -38,7 +38,7 @@ def page_of(facts: Mapping[str, Any], version: str, rows: Sequence[StepRow] = ()
         "made": datetime.now(UTC).strftime("%Y-%m-%d %H:%M UTC"),
     }  # fmt: skip
     BUILDERS[kind](page, facts)
-    page["again"] = str((facts[kind].get("again") if kind != "verdicts" else None) or "")
+    page["again"] = str((facts if kind == "verdicts" else facts[kind]).get("again") or "")
     if rows:
         page["charts"] += [charts.timeline(rows), charts.histogram(rows)]
     environment = Environment(loader=FileSystemLoader(TEMPLATES), autoescape=True, undefined=StrictUndefined, trim_blocks=True)

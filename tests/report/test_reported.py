@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from html import unescape
 from pathlib import Path
 from typing import Any
 
@@ -39,6 +40,18 @@ def test_open_shows_the_page_in_a_browser(runs: Path, monkeypatch: pytest.Monkey
     assert report(runs, "one", "--open") == 0
     assert opened == [(runs / "one" / "report.html").resolve().as_uri()]
     assert (runs / "one" / "report.html").read_text().startswith("<!doctype html>")
+
+
+def test_the_page_of_a_baseline_says_how_to_do_it_again(runs: Path) -> None:
+    data = {"_target_": "perftrain_recipes.photos.PhotoData", "root": "/my photos", "on_error": "stop"}
+    recipe = {"_target_": "perftrain_recipes.photos.Photos", "batch_size": 32, "side": 96, "data": data}
+    now = StepBreakdown({"forward": 0.02}, 40, 320)
+    for name, node in (("shipped", recipe), ("own", {"_target_": "mine.Recipe", "x": 1})):
+        Store(runs).save(RunRecord(name, "complete", "baseline", {"recipe": node}, "", {}, {}, {}, "2026-01-01", now, 0.1, None), ROWS)
+        assert report(runs, name) == 0
+    page = unescape((runs / "shipped" / "report.html").read_text())
+    assert "python -m perftrain recipe=photos recipe.batch_size=32 'recipe.data.root=\"/my photos\"'" in page
+    assert "python -m perftrain" not in (runs / "own" / "report.html").read_text()
 
 
 @pytest.mark.parametrize("words", [["one", "--trace"], ["--trace", "one"], ["one", "--trace", "--open"]])
