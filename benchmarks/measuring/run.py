@@ -150,8 +150,9 @@ def table(rows: list[dict[str, Any]], facts: dict[str, Any]) -> str:
         f"torch {facts['torch']}; command: `python benchmarks/measuring/run.py`; "
         f"made from the {len(rows)} comparisons in the .jsonl beside it.",
         "",
-        "| case | truth | comparisons | decisions | interval covers the truth | median half width | median resolution | seconds each |",
-        "|--|--|--|--|--|--|--|--|",
+        "| case | truth | comparisons | decisions | wrong | interval covers the truth | median half width "
+        "| median resolution | seconds each |",
+        "|--|--|--|--|--|--|--|--|--|",
     ]
     for case in CASES:
         own = [r for r in rows if r["case"] == case.name]
@@ -180,10 +181,17 @@ def _line(case: Case, own: list[dict[str, Any]]) -> str:
     low, high = stats.binomtest(covers, len(own)).proportion_ci(method="wilson")
     half = np.median([np.log(r["ci95"][1] / r["ci95"][0]) / 2 for r in own])
     return (
-        f"| {case.name} | {1 / (1 + case.fraction):.3f} | {len(own)} of {case.count} | {decisions} | {covers} of {len(own)} "
-        f"({low:.0%}–{high:.0%}) | ±{half:.2%} "
+        f"| {case.name} | {1 / (1 + case.fraction):.3f} | {len(own)} of {case.count} | {decisions} | {sum(wrong(case, r) for r in own)} "
+        f"| {covers} of {len(own)} ({low:.0%}–{high:.0%}) | ±{half:.2%} "
         f"| {np.median([r['resolution'] for r in own]):.2%} | {np.median([r['seconds'] for r in own]):.0f} |"
     )
+
+
+def wrong(case: Case, row: dict[str, Any]) -> bool:
+    """A direction that is not there, or "no difference" though there is one of a size that it says it would have seen."""
+    right = "slower" if case.fraction else None
+    blind = row["decision"] == "no_difference" and case.fraction > row["resolution"]
+    return blind or (row["decision"] in ("faster", "slower") and row["decision"] != right)
 
 
 def main() -> None:
