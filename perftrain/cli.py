@@ -9,8 +9,9 @@ from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any
 
+from perftrain.composing import check, config_dir
 from perftrain.facts import PerftrainError
-from perftrain.options import HELP, Line, again, as_overrides, check, config_dir, sort_out
+from perftrain.options import HELP, Line, again, as_overrides, sort_out
 from perftrain.report import terminal
 from perftrain.report.jsonfile import write_json
 from perftrain.report.live import live_view

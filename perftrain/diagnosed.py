@@ -13,17 +13,19 @@ from perftrain import nsight
 from perftrain.attach.launch import Watched, folder_of, watch
 from perftrain.attach.orders import Orders
 from perftrain.compare.script import NOTHING, Asked, ScriptFailed, saying
+from perftrain.composing import check
 from perftrain.data.user_cache import cache_folder
 from perftrain.diagnose.input_rules import without_loading
 from perftrain.diagnose.memory import memory_facts
+from perftrain.diagnose.probe import Probe, probes_of
 from perftrain.diagnose.ranking import HEALTHY_BELOW, diagnose, wanted_probes
 from perftrain.diagnose.roofline import roofline
-from perftrain.diagnose.seen import Probe, Seen, probes_of
+from perftrain.diagnose.seen import Seen
 from perftrain.diagnose.trace_file import read_trace
 from perftrain.facts import Diagnosis, PerftrainError
 from perftrain.measure.known_peaks import known_peaks
 from perftrain.measure.machine import describe, machine_id
-from perftrain.options import NSIGHT_FLAGS, Line, as_overrides, check
+from perftrain.options import NSIGHT_FLAGS, Line, as_overrides
 from perftrain.report import terminal
 from perftrain.report.diagnosis import print_diagnosis
 from perftrain.report.jsonfile import diagnosis_json, write_json

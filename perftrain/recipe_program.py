@@ -9,13 +9,14 @@ import torch
 
 from perftrain.attach.clock import REST
 from perftrain.attach.session import watching
+from perftrain.composing import check
 from perftrain.engine.assemble import assemble
 from perftrain.engine.loop import train
 from perftrain.engine.process import process_settings, seed_everything
 from perftrain.facts import PHASES
 from perftrain.measure.meter import Meter
 from perftrain.measured import build, job_of
-from perftrain.options import check, sort_out
+from perftrain.options import sort_out
 
 
 def main(arguments: Sequence[str]) -> None:

@@ -13,8 +13,9 @@ from typing import Any
 
 from omegaconf import OmegaConf
 
+from perftrain.composing import config_dir
 from perftrain.facts import SCHEMA, PerftrainError, RunRecord, StepRow
-from perftrain.options import Line, config_dir
+from perftrain.options import Line
 from perftrain.report.html import page_of
 from perftrain.report.jsonfile import run_json, verdict_from_json, write_text
 from perftrain.report.markdown import ranking_markdown, tune_markdown, verdict_markdown

@@ -12,11 +12,12 @@ from perftrain.attach.launch import command_of
 from perftrain.compare.duet import Protocol
 from perftrain.compare.gate import against_copy
 from perftrain.compare.script import Asked, NotFromOutside, ScriptFailed, apply, sort_switches, try_on_script
+from perftrain.composing import check
 from perftrain.cores import usable_cores
 from perftrain.diagnosed import Telling, again, json_path
 from perftrain.facts import PerftrainError
 from perftrain.fronts import RecipeFront, ScriptFront
-from perftrain.options import Line, as_overrides, check
+from perftrain.options import Line, as_overrides
 from perftrain.report import terminal
 from perftrain.report.jsonfile import verdict_json, write_json, write_text
 from perftrain.report.tuning import print_edits, print_tuned, tune_json

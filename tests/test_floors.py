@@ -23,6 +23,7 @@ FLOORS = {
 CLI = {
     "cli",
     "options",
+    "composing",
     "measured",
     "diagnosed",
     "tuned",

@@ -18,7 +18,8 @@ from perftrain.attach.probes import ARMS
 from perftrain.compare.duet import Protocol
 from perftrain.compare.parity import judge
 from perftrain.compare.verdict import decide, does_not_run
-from perftrain.diagnose.seen import ASIDE, Seen, ratios_of
+from perftrain.diagnose.probe import ASIDE, ratios_of
+from perftrain.diagnose.seen import Seen
 from perftrain.facts import ArmSummary, Numerics, Parity, PerftrainError, Place, StepBreakdown, Verdict
 from perftrain.measure.statistics import estimate
 from perftrain.opt import all_switches

@@ -17,8 +17,9 @@ from perftrain.diagnose.finding import (
     top_evidence,
     top_line,
 )
+from perftrain.diagnose.probe import Probe
 from perftrain.diagnose.roofline import roofline_line
-from perftrain.diagnose.seen import CONVOLUTION, MATMUL, Probe, Seen
+from perftrain.diagnose.seen import CONVOLUTION, MATMUL, Seen
 from perftrain.facts import Bottleneck, Cause, Evidence, Try
 
 

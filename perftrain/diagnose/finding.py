@@ -5,7 +5,8 @@ from __future__ import annotations
 import linecache
 from collections.abc import Sequence
 
-from perftrain.diagnose.seen import Probe, Seen
+from perftrain.diagnose.probe import Probe
+from perftrain.diagnose.seen import Seen
 from perftrain.facts import Bottleneck, Cause, Evidence, Try
 
 NOTABLE = 1.12

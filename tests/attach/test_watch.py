@@ -12,7 +12,8 @@ import pytest
 
 from perftrain.attach.launch import Watched, watch
 from perftrain.attach.orders import Orders
-from perftrain.diagnose.seen import Seen, probes_of
+from perftrain.diagnose.probe import probes_of
+from perftrain.diagnose.seen import Seen
 
 QUICK = Orders(observe_s=1.0, least_steps=20, most_s=6.0)
 HEAD = """
