@@ -9,6 +9,10 @@ from perftrain.report import units
 
 NAME_KEYS = ("name", "recipe", "script")
 """Where a workload's name may stand."""
+ONLY_FOR_SWITCHES = ("blocks", "linears_by_16", "image_files")
+"""Facts that switches ask for and that tell a reader nothing."""
+TOLD_AS_ZERO = ("seed", "workers")
+"""What is worth a word when it is 0; of anything else there just is none."""
 
 
 def samples_per_s(arm: ArmSummary | RunRecord | None) -> float | None:
@@ -24,10 +28,11 @@ def workload_name(record: RunRecord) -> str:
 
 
 def workload_line(record: RunRecord) -> str:
-    """What ran: "resnet18 · batch size 64 · seed 0"."""
+    """What ran: "resnet18 · parameters 11,181,642 · batch size 64 · seed 0"."""
     name = workload_name(record)
-    rest = {k: v for k, v in record.workload.items() if k not in NAME_KEYS and units.brief(v)}
-    parts = [f"{units.label(k)} {units.fact(k, v)}" for k, v in rest.items()]
+    told = {k: v for k, v in record.workload.items() if k not in (*NAME_KEYS, *ONLY_FOR_SWITCHES) and units.brief(v)}
+    told = {k: v for k, v in told.items() if v or k in TOLD_AS_ZERO}
+    parts = [f"{units.label(k)} {units.fact(k, v)}" for k, v in told.items()]
     return " · ".join(([] if name == units.UNKNOWN and parts else [name]) + parts)
 
 

@@ -149,7 +149,7 @@ def _number(key: str, value: float) -> str:
         return seconds(value)
     if key.endswith("_share"):
         return share(value)
-    return str(value) if isinstance(value, int) else three(value)
+    return f"{value:,}" if isinstance(value, int) else three(value)
 
 
 def _scaled(value: float, steps: Sequence[tuple[float, str]], zero: str) -> str:

@@ -22,7 +22,7 @@ from perftrain.facts import (
     Verdict,
     ranked,
 )
-from perftrain.report import words
+from perftrain.report import run_words, words
 
 SLOW = StepBreakdown({"data_wait": 0.070, "copy": 0.004, "forward": 0.04, "backward": 0.06, "my_phase": 0.008, "rest": 0.002}, 120, 7680)
 FAST = StepBreakdown({"data_wait": 0.002, "copy": 0.004, "forward": 0.04, "backward": 0.05, "my_phase": 0.004, "rest": 0.0}, 120, 7680)
@@ -152,3 +152,12 @@ def test_what_is_not_paid_back_is_only_stated() -> None:
     assert words.warmup_change(EVERY[Decision.FASTER]) == "+11.9 s, pays back after 120 steps (12.0 s)"
     assert words.warmup_change(EVERY[Decision.SLOWER]) == "+11.9 s"
     assert words.warmup_change(EVERY[Decision.DOES_NOT_RUN]) == "–"
+
+
+def test_the_line_of_a_workload_tells_what_there_is() -> None:
+    workload = {"name": "photos", "seed": 0, "parameters": 11181642, "convolutions": 20, "attention_layers": 0, "padding_share": 0.0,
+                "linears_by_16": 3, "image_files": True, "data_bytes": 3 << 20, "workers": 0}  # fmt: skip
+    now = StepBreakdown({"forward": 0.02}, 40, 320)
+    record = RunRecord("one", "complete", "library", workload, "", {}, {}, {}, "2026-01-01", now, 0.1, None)
+    told = "photos · seed 0 · parameters 11,181,642 · convolutions 20 · data 3.00 MiB · workers 0"
+    assert run_words.workload_line(record) == told
