@@ -36,7 +36,7 @@ def decide(
         parity=parity,
         baseline=baseline,
         variant=variant,
-        break_even_steps=break_even(baseline, variant, estimate.speedup),
+        break_even_steps=break_even(baseline, variant, estimate.speedup) if estimate.low > 1 else None,
         **rest,
     )
 

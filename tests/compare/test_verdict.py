@@ -71,6 +71,12 @@ def test_break_even() -> None:
     assert break_even(arm(0.01, 1.0), arm(0.02, 6.0), 0.5) is None  # never paid back
 
 
+def test_a_gain_that_is_not_proved_pays_nothing_back() -> None:
+    for found, pays in ((seen(1.3, 1.2, 1.4), True), (seen(1.01, 0.97, 1.05), False)):
+        verdict = decide(["compile"], found, HOLDS, arm(), arm(0.01 / found.speedup, 6.0), Protocol())
+        assert (verdict.break_even_steps is not None) == pays
+
+
 def test_ranking_is_by_decision_then_by_the_lower_end() -> None:
     some = [
         does_not_run(["f"], "no"), changes_result(["e"], "nan", None), judged(seen(0.8, 0.78, 0.83)),
