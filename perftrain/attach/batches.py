@@ -69,19 +69,23 @@ def _tail(tensor: torch.Tensor) -> dict[str, Any]:
     }
 
 
-def gradients(optimizers: Iterable[Any], roots: Iterable[Any]) -> dict[str, Any]:
-    """Gradients that no optimizer uses, and dense gradients of embeddings that are almost all zero."""
+def gradients(optimizers: Iterable[Any], roots: Iterable[Any], beside: Iterable[Any] = ()) -> dict[str, Any]:
+    """Gradients that no optimizer uses, also of modules ``beside`` the roots, and dense gradients of embeddings that are almost
+    all zero."""
+    roots = list(roots)
     owned = {id(p) for o in optimizers for g in o.param_groups for p in g["params"]}
     names = {}
     for root in roots:
         for name, parameter in root.named_parameters():
             names.setdefault(id(parameter), (name, parameter))
-    unused = [(n, p) for i, (n, p) in names.items() if p.grad is not None and i not in owned]
     whole = sum(p.numel() for _, p in names.values()) or 1
+    around = {id(p): (f"{type(m).__name__}.{n}", p) for m in beside for n, p in m.named_parameters()}
+    asked = [(i, n, p) for i, (n, p) in (around | names).items() if p.grad is not None]
+    unused = [(n, p) for i, n, p in asked if i not in owned]
     found: dict[str, Any] = {
         "parameters": whole,
         "tensors": len(names),
-        "unused_share": sum(p.numel() for _, p in unused) / whole,
+        "unused_share": sum(p.numel() for _, p in unused) / max(1, sum(p.numel() for _, _, p in asked)),
         "unused": [n for n, _ in unused[:4]],
     }
     tables = [m for r in roots for m in r.modules() if isinstance(m, (torch.nn.Embedding, torch.nn.EmbeddingBag)) and not m.sparse]

@@ -62,9 +62,12 @@ def open_loaders(session: Session) -> None:
             return iterator
         finally:
             clock.leave()
+            new = not self.__dict__.get("_perftrain_known", False)
+            self.__dict__["_perftrain_known"] = True
             session.counts["epochs"] += 1
+            session.counts["new_loaders"] += new
             session.sums["iter_s"] += time.perf_counter() - began
-            session.counts["worker_starts"] += 0 if self.persistent_workers else self.num_workers
+            session.counts["worker_starts"] += self.num_workers if new or not self.persistent_workers else 0
 
     dataloader.DataLoader.__iter__ = iterate
     _forced_arguments(session, dataloader.DataLoader)

@@ -34,7 +34,7 @@ SETTINGS = ("tf32", "sdpa", "cudnn_benchmark", "deterministic")
 """Switches of the catalogue that are nothing but settings of the process, which stand for as long as the arm's turn lasts."""
 ARMS = (
     *SETTINGS, "cached_batches", "short_batches", "no_communication", "no_sync", "amp", "channels_last", "compile", "threads",
-    "anomaly_off", "checkpointing_off", "no_gc", "deterministic_off", "fused", "foreach",
+    "anomaly_off", "checkpointing_off", "no_gc", "deterministic_off", "unused_gradients_off", "fused", "foreach",
 )  # fmt: skip
 """What can be switched between two steps of a program."""
 
@@ -249,6 +249,14 @@ class Turns:
         before = torch.are_deterministic_algorithms_enabled()
         torch.use_deterministic_algorithms(False)
         self._undo.callback(torch.use_deterministic_algorithms, before)
+
+    def _arm_unused_gradients_off(self) -> None:
+        """What no optimizer holds asks for no gradient."""
+        for module in (*self.session.roots.values(), *self.session.beside.values()):
+            for parameter in module.parameters():
+                if parameter.requires_grad and id(parameter) not in self.session.owned:
+                    parameter.requires_grad_(False)
+                    self._undo.callback(parameter.requires_grad_, True)
 
     def _arm_fused(self) -> None:
         self._optimizer_flags(fused=True, foreach=False)

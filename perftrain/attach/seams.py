@@ -74,7 +74,10 @@ def _modules(session: Session, torch: Any) -> None:
         found = known.get(module)
         if found is None or found[0] != size:
             held = session.owned
-            found = known[module] = (size, any(id(p) in held if held else p.requires_grad for p in module.parameters()))
+            asking = [id(p) for p in module.parameters() if p.requires_grad]
+            found = known[module] = (size, any(p in held for p in asking) if held else bool(asking))
+            if asking and not found[1] and grad_enabled():
+                session.beside[id(module)] = module
         return found[1]
 
     def call(self: Any, *args: Any, **kwargs: Any) -> Any:

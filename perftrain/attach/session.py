@@ -48,6 +48,8 @@ class Session:
         self.optimizers: dict[int, Any] = {}
         self.owned: set[int] = set()
         self.roots: dict[int, Any] = {}
+        self.beside: dict[int, Any] = {}
+        """Modules that are called with gradients on and hold parameters that ask for one, of which no optimizer has any."""
         self.loaders: dict[int, dict[str, Any]] = {}
         self.counts: Counter[str] = Counter()
         self.sums: dict[str, float] = defaultdict(float)

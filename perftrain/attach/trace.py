@@ -65,8 +65,9 @@ class Trace:
         args, kwargs = self._last
         self._inputs.append(batches.padding(args, kwargs))
         if self.steps == 1:
-            self.result["memory"] = batches.memory(self.session.optimizers.values(), self.session.roots.values())
-            self.result["gradients"] = batches.gradients(self.session.optimizers.values(), self.session.roots.values())
+            optimizers, roots, beside = (list(d.values()) for d in (self.session.optimizers, self.session.roots, self.session.beside))
+            self.result["memory"] = batches.memory(optimizers, [*roots, *beside])
+            self.result["gradients"] = batches.gradients(optimizers, roots, beside)
         spent = time.perf_counter() - self._began
         if self.steps >= MOST_STEPS or (self.steps >= LEAST_STEPS and spent > ENOUGH_S):
             self.finish()

@@ -123,7 +123,7 @@ def sort_switches(words: Sequence[str], cores: int) -> Asked:
 
 
 def possible() -> list[str]:
-    counterfactual = ("cached_batches", "short_batches", "no_communication")
+    counterfactual = ("cached_batches", "short_batches", "no_communication", "unused_gradients_off")
     fixed = [n for n, cls in all_switches().items() if cls().environment()]
     return sorted(
         {a for a in ARMS if a not in counterfactual} | {"workers", "prefetch", "persistent_workers", "pin_memory", "in_order", *fixed}

@@ -96,17 +96,18 @@ def _root_call(seen: Seen) -> str:
 def _unused_gradients(seen: Seen) -> Cause | None:
     found = seen.trace.get("gradients") or {}
     unused = found.get("unused_share", 0.0)
-    share = seen.share("backward") * unused * 0.5
-    if unused < 0.2 or bound(share) < NOTABLE:
+    probe = measured(seen, "unused_gradients_off")
+    share = saved(probe.speedup) if probe else seen.share("backward") * unused * 0.5
+    if (not probe and unused < 0.2) or bound(share) < NOTABLE:
         return None
-    lines = [f"{unused:.0%} of the parameters get gradients, but no optimizer holds them ({', '.join(found.get('unused', []))}, ...)"]
+    lines = [f"{unused:.0%} of the gradients are of parameters that no optimizer holds ({', '.join(found.get('unused', []))}, ...)",
+             f"without them, in turns: {probe.speedup:.2f}×" if probe else ""]  # fmt: skip
+    low, high = (probe.low, probe.high) if probe else (bound(share * 0.5), bound(2 * share))
     edit = by_edit(
-        "parameter.requires_grad_(False) for what is not trained; run the frozen part under torch.no_grad()",
-        bound(share * 0.5),
-        bound(2 * share),
-        "their gradients are computed for nothing",
-    )
-    return cause(Bottleneck.COMPUTE_REDUNDANT, share, bound(share), 0.6, lines, "", [edit])
+        "module.requires_grad_(False) for what is not trained; what only makes a target belongs under torch.no_grad()",
+        low, high, "their gradients are computed for nothing",
+    )  # fmt: skip
+    return cause(Bottleneck.COMPUTE_REDUNDANT, share, bound(share), 0.9 if probe else 0.6, lines, "", [edit])
 
 
 # --- threads ---
@@ -226,13 +227,12 @@ def _fusible(seen: Seen) -> bool:
 def _precision(seen: Seen) -> Cause | None:
     doubles = seen.operation_share((*MATMUL, *CONVOLUTION), ("double",))
     if doubles > 0.2:
-        upper = bound(doubles * 0.55)
-        lines = [f"products and convolutions in float64 take {doubles:.0%} of the step"]
+        every = seen.operation_share(("",), ("double",))
+        # half the bytes, and half the time of a product, on a CPU; a GPU's units for float64 are few
+        upper = bound(0.5 * every + (0.4 * doubles if seen.on_cuda else 0.0))
+        lines = [f"products and convolutions in float64 take {doubles:.0%} of the step, all operations in float64 {every:.0%}"]
         edit = by_edit(
-            "train in float32 (torch.set_default_dtype, dtype of the data)",
-            bound(doubles * 0.4),
-            bound(doubles * 0.9),
-            "half the bytes a number",
+            "train in float32 (torch.set_default_dtype, dtype of the data)", bound(doubles * 0.4), upper, "half the bytes a number"
         )
         return cause(Bottleneck.COMPUTE_PRECISION, doubles, upper, 0.8, lines, top_line(seen, "forward"), [edit])
     probe = measured(seen, "amp")

@@ -14,6 +14,7 @@ from perftrain.facts import Bottleneck, Cause, Evidence
 READS_A_NUMBER = re.compile(r"\.item\(|\.tolist\(|\.cpu\(|\.numpy\(|\bfloat\(|\bbool\(|isnan|isfinite|synchronize\(|\.any\(\)|\.all\(\)")
 UPDATES = re.compile(r"\.grad\b|\.data\b.*[-+]=|\.(add_|addcdiv_|sub_|mul_|lerp_)\(")
 """What an optimizer written by hand looks like."""
+PUTS_IN_PLACE = re.compile(r"\bos\.(replace|renames?|fsync|link)\(|shutil\.(move|copy\w*)\(|\.rename\(")
 WAITS = ("sleep", "read", "recv", "open", "select", "poll", "urlopen", "load", "acquire", "wait", "get")
 
 
@@ -42,9 +43,9 @@ def _now_and_then(seen: Seen, phase: str, label: Bottleneck, edit: str) -> Cause
     rows = seen.process["rows"]
     at = [i for i in range(len(rows)) if phase in seen.phases and seen._spent(i, phase, 0) > 0]
     every = (at[-1] - at[0]) / (len(at) - 1) if len(at) > 1 else float(len(rows))
-    each = seen.phase_s(phase) * every
+    each = share * seen.step_s * every
     lines: list[str | Evidence] = [
-        f"{phase} takes {share:.0%} of the time: {milliseconds(each)} every {every:.0f} steps, as long as "
+        f"{phase} takes {share:.0%} of the time: {milliseconds(each)} every {f'{every:.0f} steps' if every >= 1.5 else 'step'}, as long as "
         f"{each / max(1e-9, seen.step_s * (1 - share)):.1f} training steps",
         *top_evidence(seen, phase),
     ]
@@ -86,11 +87,18 @@ def _evaluation_that_looks_like_training(seen: Seen) -> Cause | None:
 
 def _saving_share(seen: Seen) -> float:
     """Time outside torch.save that belongs to saving: copying the state, pickling, writing, syncing to disk."""
-    words = ("save", "checkpoint", "fsync", "pickle", "state_dict", "deepcopy", "serializ")
-    samples = [s for s in seen.samples if s.phase == "rest"]
     whole = sum(s.seconds for s in seen.samples)
-    own = sum(s.seconds for s in samples if any(w in s.library or w in s.leaf[1] or (s.frames and w in s.frames[0][2]) for w in words))
+    own = sum(s.seconds for s in seen.samples if _is_saving(seen, s))
     return own / whole if whole else 0.0
+
+
+def _is_saving(seen: Seen, sample: Sample) -> bool:
+    words = ("save", "checkpoint", "fsync", "pickle", "state_dict", "deepcopy", "serializ")
+    if sample.phase != "rest":
+        return False
+    if any(w in sample.library or w in sample.leaf[1] or (sample.frames and w in sample.frames[0][2]) for w in words):
+        return True
+    return seen.share("checkpoint") > 0 and bool(PUTS_IN_PLACE.search(_source(seen, sample)))  # what was just saved
 
 
 # --- garbage collection ---
@@ -131,7 +139,7 @@ def _between(seen: Seen) -> Iterator[Cause]:
     gc_s = min(seen.count("gc_s", "sums"), seen.phase_s("rest"))
     rest_s = seen.phase_s("rest") + seen.phase_s("sync") - gc_s
     share = rest_s / max(1e-9, seen.step_s) - _saving_share(seen)
-    samples = [s for s in seen.samples if s.phase in ("rest", "sync") and "collect" not in _source(seen, s)]
+    samples = [s for s in seen.samples if s.phase in ("rest", "sync") and "collect" not in _source(seen, s) and not _is_saving(seen, s)]
     late = [s for s in seen.samples if s.phase == "loss" and _foreign_to_loss(seen, s)]
     if late:  # between the forward and the backward pass
         share += seen.share("loss") * sum(s.seconds for s in late) / max(1e-9, sum(s.seconds for s in seen.samples if s.phase == "loss"))

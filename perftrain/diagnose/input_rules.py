@@ -196,6 +196,7 @@ def _decode(seen: Seen, share: float, per_sample_cpu: float) -> Cause:
     other, other_cpu = alone(seen)
     # decoding at the size that is needed costs about two fifths (measured on photographs of several megapixels)
     cheaper = seen.step_s / max(other, (0.4 * cpu + other_cpu) / max(1, seen.cores) if seen.workers else other + 0.4 * cpu)
+    cheaper = min(cheaper, bound(share))
     lines: list[str | Evidence] = [
         f"waiting for batches takes {share:.0%} of the step, with {seen.workers} workers on {seen.cores} cores",
         f"a sample takes {milliseconds(per_sample_cpu)} of CPU time; making one batch takes {milliseconds(cpu)} of it",
@@ -251,23 +252,47 @@ def _own_collate(seen: Seen) -> bool:
 
 
 # --- workers that are started again and again ---
-def _restart_share(seen: Seen) -> float:
-    if not seen.workers or seen.loader.get("persistent") or seen.count("worker_starts") <= 0:
+def _rebuilt(seen: Seen) -> bool:
+    """Whether most epochs have a loader of their own."""
+    return seen.count("new_loaders") > 0.5 * seen.count("epochs")
+
+
+def _restart_wait(seen: Seen) -> float:
+    """Part of the step in which the program waits for workers to start, to make their first batch, and to end."""
+    if not seen.workers or (seen.loader.get("persistent") and not _rebuilt(seen)) or seen.count("worker_starts") <= 0:
         return 0.0
     lost = sum(seen.count(part, "sums") for part in ("iter_s", "first_batch_s", "last_s"))
     return min(lost / max(1e-9, seen.whole_step_s), seen.share("data_wait"))
 
 
+def _restart_share(seen: Seen) -> float:
+    """The wait, and what starting costs the steps beside it: all that a step takes over one whose workers just go on."""
+    wait = _restart_wait(seen)
+    if bound(wait) < NOTABLE or without_loading(seen) <= 1.0:
+        return wait
+    sums, (quick_s, cpu_alone_s) = seen.fetching, alone(seen)
+    cpu_s = (sums["cpu_s"] + sums["collate_cpu_s"]) / max(1.0, sums["batches"])
+    steady_s = max(quick_s, (1.05 * cpu_s + cpu_alone_s) / max(1, seen.cores))
+    return max(wait, 1 - steady_s / seen.step_s)
+
+
 def _worker_restart(seen: Seen, share: float) -> Cause:
-    epochs = seen.count("epochs")
-    lost = share * seen.whole_step_s / max(1e-9, epochs)
+    epochs, wait = seen.count("epochs"), _restart_wait(seen)
+    lost = wait * seen.whole_step_s / max(1e-9, epochs)
     lines = [
-        f"{seen.workers} workers are started anew every {1 / max(1e-9, epochs):.0f} steps; starting and stopping them "
-        f"takes {milliseconds(lost)} each time",
-        f"that is {share:.0%} of the time",
-    ]
+        f"{seen.workers} workers are started anew every {1 / max(1e-9, epochs):.0f} steps; waiting for them to start and to "
+        f"stop takes {milliseconds(lost)} each time, {wait:.0%} of the step",
+        f"workers that just went on would save {share:.0%} of it (from the CPU time of a batch and of a step without loading)"
+        if share > wait else "",
+        "each epoch makes a DataLoader of its own, whose workers are new whatever its arguments" if _rebuilt(seen) else "",
+    ]  # fmt: skip
     upper = bound(share * 0.95)
-    tries = [by_switch("persistent_workers", 0.9 * upper, upper, "the workers live on from epoch to epoch")]
+    once = by_edit(
+        "make the DataLoader once, before the loop, with persistent_workers=True; what changes from epoch to epoch goes into its sampler",
+        0.9 * upper, upper, "the workers live on from epoch to epoch",
+    )  # fmt: skip
+    kept = by_switch("persistent_workers", 0.9 * upper, upper, "the workers live on from epoch to epoch")
+    tries = [once if _rebuilt(seen) else kept]
     return cause(Bottleneck.INPUT_WORKER_RESTART, share, upper, 0.9, lines, top_line(seen, "data_wait"), tries)
 
 

@@ -26,6 +26,7 @@ def wanted_probes(seen: Seen) -> tuple[str, ...]:
     roots = seen.process.get("roots") or []
     optimizers = seen.process.get("optimizers") or []
     gradients = [i for i in seen.trace.get("inputs", []) if i and i["longest_share"] < 0.85]
+    unused = (seen.trace.get("gradients") or {}).get("unused_share", 0.0)
     compiled = bool((seen.process.get("compiling") or {}).get("frames"))
     loading_cpu = seen.fetching["cpu_s"] / max(1.0, seen.fetching["batches"]) / max(1e-9, seen.cores * seen.step_s)
     fed_by_workers = seen.workers > 0 and (bound(seen.share("data_wait")) > NOTABLE or loading_cpu > 0.15)
@@ -35,6 +36,7 @@ def wanted_probes(seen: Seen) -> tuple[str, ...]:
         "anomaly_off": bool(seen.process.get("anomaly")),
         "checkpointing_off": bool(seen.process["counts"].get("recomputed_blocks")),
         "deterministic_off": bool(seen.process.get("deterministic")),
+        "unused_gradients_off": seen.ranks == 1 and unused > 0.02,
         "no_gc": seen.count("gc_s", "sums") > 0.05 * seen.whole_step_s,
         "no_communication": seen.ranks > 1 and any(r.get("ddp") for r in roots),
         "no_sync": seen.ranks > 1 and seen.backwards_per_step > 1 and any(r.get("ddp") for r in roots),

@@ -234,11 +234,18 @@ class Seen:
 
     @cached_property
     def launch_share(self) -> float:
-        """Part of the step in forward and backward outside of operations that are long enough to matter: launching, and Python."""
+        """Part of the step in forward and backward outside of operations that are long enough to matter: launching, and Python.
+
+        Where the process used no CPU it launched nothing: it waited, for another rank say.
+        """
         phases = self.trace.get("phase_s") or {}
         computing = phases.get("forward", 0.0) + phases.get("backward", 0.0)
+        if not computing or not self.step_s:
+            return 0.0
         big = sum(o.own_s - o.tiny_s for o in self.computing)
-        return max(0.0, 1 - big / computing) * self.share("forward", "backward") if computing else 0.0
+        known = self.process_cpu_s > 0  # a trace from elsewhere has no such clock
+        waiting_s = sum(max(0.0, self.phase_s(p) - self.phase_s(p, 2)) for p in _with_loss(("forward", "backward"))) * known
+        return max(0.0, (1 - big / computing) * self.share("forward", "backward") - waiting_s / self.step_s)
 
     @cached_property
     def calls_per_step(self) -> float:

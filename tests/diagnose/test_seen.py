@@ -1,0 +1,70 @@
+"""What the rules ask of the records: from made-up ones with known answers."""
+
+import pytest
+
+from perftrain.diagnose.compute_rules import compute_causes
+from perftrain.diagnose.host_rules import host_causes
+from perftrain.diagnose.input_rules import input_causes
+from perftrain.diagnose.probe import Probe
+from perftrain.diagnose.seen import Seen
+from perftrain.facts import Bottleneck
+
+
+def seen(cpu_s: float, ranks: int = 1, **more: object) -> Seen:
+    """A hundred steps of 0.1 s, nine tenths backward, of which operations explain next to nothing. ``cpu_s``: in backward."""
+    row = [0.0, 1, 1, 0.01, 0.01, 0.01, 0.09, min(0.09, cpu_s), cpu_s]
+    operations = [["aten::mul", "float", 2000, 0.01, 0.0, 2000, 0.01, "backward", 1e3]]
+    process = {
+        "pid": 1, "rows": [row] * 100, "traced": [], "phases": ["forward", "backward"], "counts": {}, "sums": {}, "before": [{}, {}, 0],
+        "fetching": {"batches": 0, "samples": 0}, "rss": [], "ranks": ranks, "samples": [],
+        "trace": {"steps": 2, "wall_s": 0.2, "operations": operations, "phase_s": {"forward": 0.02, "backward": 0.18}},
+    }  # fmt: skip
+    return Seen({**process, **more})
+
+
+def test_whoever_waits_launches_nothing() -> None:
+    assert seen(cpu_s=0.09).launch_share == pytest.approx(1.0)
+    assert seen(cpu_s=0.01, ranks=2).launch_share == pytest.approx(0.2)
+
+
+def test_gradients_that_no_optimizer_holds_are_measured() -> None:
+    gradients = {"unused_share": 0.1, "unused": ["Judge.0.weight"]}
+    trace = {**seen(0.09).trace, "gradients": gradients}
+    plain = seen(0.09, trace=trace)
+    assert not [c for c in compute_causes(plain) if c.label is Bottleneck.COMPUTE_REDUNDANT]  # a tenth of the gradients: no guess
+    measured = Seen(plain.process, probes={"unused_gradients_off": Probe("unused_gradients_off", 1.8, 1.7, 1.9, 8)})
+    (found,) = [c for c in compute_causes(measured) if c.label is Bottleneck.COMPUTE_REDUNDANT]
+    assert found.upper_bound == pytest.approx(1.8)
+    assert found.tries[0].predicted == (1.7, 1.9)
+
+
+def test_putting_a_saved_file_in_its_place_is_saving(tmp_path: object) -> None:
+    script = tmp_path / "train.py"  # type: ignore[operator]
+    script.write_text("import os\nos.replace('a.tmp', 'a')\n")
+    row = [0.0, 1, 1, 0.05, 0.05, 0.05, 0.02, 0.02, 0.02, 0.03, 0.0, 0.0]
+    rest = ["rest", [[str(script), 2, "<module>"]], [str(script), "<module>"], "", 3.0, 3.0, 0.0]
+    training = ["forward", [[str(script), 1, "<module>"]], [str(script), "<module>"], "", 7.0, 0.0, 0.0]
+    process = {**seen(0.09).process, "rows": [row] * 100, "phases": ["forward", "checkpoint", "rest"], "samples": [rest, training]}
+    (found,) = host_causes(Seen(process))
+    assert found.label is Bottleneck.LOOP_CHECKPOINT
+    assert found.share == pytest.approx(0.5)
+    unsaved = {**process, "rows": [[*row[:6], 0.0, 0.0, 0.0, *row[9:]]] * 100}
+    assert [c.label for c in host_causes(Seen(unsaved))] != [Bottleneck.LOOP_CHECKPOINT]
+
+
+@pytest.mark.parametrize(("new", "persistent"), [(100, False), (0, False), (100, True), (0, True)])
+def test_what_keeps_workers_alive(new: int, persistent: bool) -> None:
+    """A new loader for each of 100 epochs: only an edit helps. One loader: the switch does, unless it is on."""
+    row = [0.0, 1, 1, 0.05, 0.05, 0.05, 0.05, 0.0, 0.0]
+    process = {
+        **seen(0.09).process, "rows": [row] * 400, "phases": ["forward", "data_wait"],
+        "loaders": [{"workers": 2, "persistent": persistent}],
+        "counts": {"epochs": 100, "new_loaders": new, "worker_starts": 200 * (new > 0 or not persistent)},
+        "sums": {"iter_s": 10.0, "first_batch_s": 8.0}, "fetching": {"batches": 400, "samples": 800},
+    }  # fmt: skip
+    restarts = [c for c in input_causes(Seen(process)) if c.label is Bottleneck.INPUT_WORKER_RESTART]
+    assert bool(restarts) is (new > 0 or not persistent)
+    if restarts:
+        (offered,) = restarts[0].tries
+        assert bool(offered.edit) is (new > 0)
+        assert offered.switch == ("" if new else "persistent_workers")
