@@ -10,6 +10,7 @@ import os
 import resource
 import sys
 import time
+import weakref
 from collections import Counter, defaultdict
 from pathlib import Path
 from typing import Any
@@ -48,7 +49,7 @@ class Session:
         self.optimizers: dict[int, Any] = {}
         self.owned: set[int] = set()
         self.roots: dict[int, Any] = {}
-        self.beside: dict[int, Any] = {}
+        self.beside: weakref.WeakValueDictionary[int, Any] = weakref.WeakValueDictionary()
         """Modules that are called with gradients on and hold parameters that ask for one, of which no optimizer has any."""
         self.loaders: dict[int, dict[str, Any]] = {}
         self.counts: Counter[str] = Counter()
