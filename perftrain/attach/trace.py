@@ -25,7 +25,7 @@ class Trace:
         self.steps, self._began = 0, 0.0
         self.result: dict[str, Any] = {}
         self._profiler: Any = None
-        self._forwards: list[dict[str, Any]] = []
+        self._forwards: list[tuple[dict[str, Any], list[Any]]] = []
         self._inputs: list[dict[str, Any]] = []
         self._last: tuple[Any, Any] = ((), {})
 
@@ -79,10 +79,17 @@ class Trace:
         self._last = (args, kwargs)
         outputs = [t for t in batches.tensors(result) if t.requires_grad and t.grad_fn is not None]
         if outputs:
-            seen = {"module": type(module).__name__, "seconds": seconds, "used": False}
-            self._forwards.append(seen)
-            for tensor in outputs:
-                tensor.register_hook(lambda _, seen=seen: seen.update(used=True))
+            seen = {"module": type(module).__name__, "seconds": seconds}
+            came: list[Any] = []
+            self._forwards.append((seen, came))
+            for tensor in outputs:  # a number of the device is looked at when the trace is over
+                tensor.register_hook(lambda g, came=came: came.append(g.detach().any() if str(g.layout) == "torch.strided" else True))
+
+    @staticmethod
+    def _told(seen: dict[str, Any], came: list[Any]) -> dict[str, Any]:
+        """``used``: a gradient came back; ``zero``: it did, and was all zeros."""
+        used = any(bool(found) for found in came)
+        return {**seen, "used": used, "zero": bool(came) and not used}
 
     def finish(self) -> None:
         self.running, self.session.clock.mark = False, None
@@ -95,7 +102,11 @@ class Trace:
             return
         events = list(events)
         self.result.update(
-            steps=max(1, self.steps), wall_s=wall_s, **by_operation(events), forwards=self._forwards, inputs=[i for i in self._inputs if i]
+            steps=max(1, self.steps),
+            wall_s=wall_s,
+            **by_operation(events),
+            forwards=[self._told(*f) for f in self._forwards],
+            inputs=[i for i in self._inputs if i],
         )
         self.result["memory"] = {**self.result.get("memory", {}), **memory_of_a_step(events)}
         self._profiler = None

@@ -66,16 +66,19 @@ def _deterministic(seen: Seen) -> Cause | None:
 
 
 def _unused_forward(seen: Seen) -> Cause | None:
-    """Forward passes of a step through whose outputs no gradient ever came."""
+    """Forward passes of a step through whose outputs no gradient ever came, or only zeros (which are carried backward too)."""
     calls = seen.trace.get("forwards") or []
-    wasted = sum(c["seconds"] for c in calls if not c["used"])
+    back = seen.share("backward") / max(1e-9, seen.share("forward"))
+    wasted = sum(c["seconds"] * (1 + back if c.get("zero") else 1.0) for c in calls if not c["used"])
     share = wasted / max(1e-9, seen.trace.get("wall_s") or 0.0)
-    if not any(c["used"] for c in calls) or bound(share) < NOTABLE:
+    number = sum(not c["used"] for c in calls) / max(1, seen.trace.get("steps") or 1)
+    zeros = any(c.get("zero") for c in calls)
+    if not any(c["used"] for c in calls) or bound(share) < NOTABLE or (zeros and number < 0.9):
         return None
     names = sorted({c["module"] for c in calls if not c["used"]})
-    number = sum(not c["used"] for c in calls) / max(1, seen.trace.get("steps") or 1)
+    why = "the gradient that comes back is zero (a loss with the weight 0?)" if zeros else "no gradient comes back through what they return"
     lines: list[str | Evidence] = [
-        f"{number:.2g} forward passes of {', '.join(names)} a step are never used: no gradient comes back through what they return",
+        f"{number:.2g} forward passes of {', '.join(names)} a step are never used: {why}",
         f"they take {share:.0%} of the step",
         *top_evidence(seen, "forward", least=0.3),
     ]
