@@ -45,7 +45,13 @@ def _optimizer(optimizer: Any) -> dict[str, Any]:
     count = [p for g in optimizer.param_groups for p in g["params"]]
     return {"class": type(optimizer).__name__, "fused": bool(optimizer.param_groups[0].get("fused")), "can_fuse": "fused" in defaults,
             "foreach": optimizer.param_groups[0].get("foreach"), "can_foreach": "foreach" in defaults, "tensors": len(count),
-            "parameters": sum(p.numel() for p in count)}  # fmt: skip
+            "parameters": sum(p.numel() for p in count), "by_hand": _of_the_user(type(optimizer))}  # fmt: skip
+
+
+def _of_the_user(cls: type) -> bool:
+    """Whether a class is the user's own and of no installed library."""
+    file = getattr(sys.modules.get(cls.__module__), "__file__", None) or ""
+    return "site-packages" not in file and not cls.__module__.startswith("torch.")
 
 
 def _root(module: Any) -> dict[str, Any]:
@@ -88,12 +94,17 @@ def compiling(session: Session) -> dict[str, Any]:
         after = rows[min(1, len(rows) - 1)].end_s
         late = [f for f in found if f[0] > after]
         hit = [i for i in range(1, len(rows)) if any(rows[i - 1].end_s <= f[0] < rows[i].end_s for f in late)]
+        given_up = {
+            f"{getattr(m, 'fail_user_frame_filename', None) or m.co_filename}:"
+            f"{getattr(m, 'fail_user_frame_lineno', None) or m.co_firstlineno}": str(m.fail_reason).split("\n")[0][:200]
+            for m in get_compilation_metrics() if m.fail_type == "Unsupported"
+        }  # fmt: skip
         failed = sum("recompile" in f[3].lower() or "limit" in f[3].lower() for f in found)
         counted = sum(counters["recompile_limit"].values()) if "recompile_limit" in counters else 0
         return {
             "frames": int(counters["stats"].get("unique_graphs", 0)), "compilations": len(found),
             "graph_breaks": {str(k).split("\n")[0][:200]: int(v) for k, v in counters["graph_break"].most_common(8)},
-            "limit_hits": failed + counted, "break_lines": _break_lines(),
+            "given_up": given_up, "limit_hits": failed + counted, "break_lines": _break_lines(),
             "late": len(late), "late_s": sum(f[1] for f in late), "late_rows": hit, "names": sorted({f[2] for f in late or found})[:8],
         }  # fmt: skip
     except Exception as error:

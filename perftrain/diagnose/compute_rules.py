@@ -161,19 +161,19 @@ def _recompiling(seen: Seen) -> Cause | None:
 
 def _graph_breaks(seen: Seen) -> Cause | None:
     compiling = seen.process.get("compiling") or {}
-    breaks = compiling.get("graph_breaks") or {}
-    phases = seen.trace.get("phase_s") or {}
-    computing_s = phases.get("forward", 0.0) + phases.get("backward", 0.0)
-    if not breaks or not computing_s or compiling.get("late", 0) >= 4:
+    breaks, given_up = compiling.get("graph_breaks") or {}, compiling.get("given_up") or {}
+    if not (breaks or given_up) or not seen.traced_computing_s or compiling.get("late", 0) >= 4:
         return None
-    eager = max(0.0, 1 - seen.trace.get("compiled_s", 0.0) / computing_s) * seen.share("forward", "backward")
-    share = eager * 0.7
+    eager = max(0.0, 1 - seen.trace.get("compiled_s", 0.0) / seen.traced_computing_s) * seen.share("forward", "backward")
+    fusible = max(0.0, eager - seen.heavy_share) if given_up else eager  # products are as fast uncompiled
+    share = fusible * 0.7
     if bound(share) < NOTABLE:
         return None
-    places = [seen.relative(w) for w in compiling.get("break_lines", [])]
+    places = [seen.relative(w) for w in (*given_up, *compiling.get("break_lines", []))]
     lines: list[str | Evidence] = [
-        f"{sum(breaks.values())} graph breaks: {eager:.0%} of the step is spent around the compiled code, not in it",
-        *[f"graph break: {b}" for b in list(breaks)[:2]],
+        f"{sum(breaks.values())} graph breaks: {eager:.0%} of the step is spent around the compiled code, not in it" if breaks else "",
+        f"the compiler gave up on {len(given_up)} function{'s' * (len(given_up) > 1)}, run as if not compiled" if given_up else "",
+        *[f"graph break: {b}" for b in [*given_up.values(), *breaks][:2]],
         *[Evidence(f"at {where}: {source_of(seen, where)}", where) for where in places[:2]],
     ]
     edit = by_edit("take what breaks the graph out of the compiled function (printing, .item(), data-dependent "
@@ -204,6 +204,10 @@ def _optimizer(seen: Seen) -> Cause | None:
     elif not probes and not sparse and _fusible(seen):
         upper = bound(share * 0.5)
         tries.append(by_switch("fused", 1.0, upper, "one pass over all parameters"))
+    elif (about := (seen.process.get("optimizers") or [{}])[0]).get("by_hand") and about.get("tensors", 0) > 20 and not sparse:
+        upper = bound(share * 0.85)
+        edit = "an optimizer of torch.optim with fused=True in its place: a loop over the tensors costs several calls for each"
+        tries.append(by_edit(edit, bound(share * 0.6), upper, f"{about['tensors']} tensors are updated one by one"))
     elif share > 0.3 and not sparse:
         upper = bound(share * 0.6)
         edit = "a cheaper optimizer, fewer and larger parameters, or gradients accumulated over several backward passes before each update"
@@ -290,7 +294,8 @@ def _memory_or_launch(seen: Seen) -> Cause | None:
     per_call = computing * seen.step_s / max(1.0, seen.calls_per_step)
     helps = probe is not None and probe.low > 1.15 and probe.speedup > 1.22  # a compiler is a larger change than a flag: it must pay
     tries = [by_probe("compile", probe)] if probe is not None and helps else []
-    if launching > moving and launching > 0.4 * computing and seen.calls_per_step > 300 and not _library_loop(seen):
+    many = seen.calls_per_step > 2000  # no model is that deep: something loops over samples, heads or time
+    if launching > moving and launching > (0.25 if many else 0.4) * computing and seen.calls_per_step > 300 and not _library_loop(seen):
         upper = max(probe.speedup if probe else 1.0, bound(launching * 0.95))
         lines: list[str | Evidence] = [
             f"a step calls {seen.calls_per_step:,.0f} operations, {1e6 * per_call:.0f} us each on average: launching "

@@ -156,6 +156,7 @@ def _between(seen: Seen) -> Iterator[Cause]:
         "storage": Bottleneck.INPUT_STORAGE,
         "decode": Bottleneck.INPUT_DECODE,
         "sync": Bottleneck.HOST_SYNC,
+        "update": Bottleneck.OPTIMIZER_STEP,
         "python": Bottleneck.HOST_PYTHON,
     }
     for kind, seconds in groups.items():

@@ -27,7 +27,7 @@ def wanted_probes(seen: Seen) -> tuple[str, ...]:
     optimizers = seen.process.get("optimizers") or []
     gradients = [i for i in seen.trace.get("inputs", []) if i and i["longest_share"] < 0.85]
     unused = (seen.trace.get("gradients") or {}).get("unused_share", 0.0)
-    compiled = bool((seen.process.get("compiling") or {}).get("frames"))
+    compiled = any((seen.process.get("compiling") or {}).get(k) for k in ("frames", "given_up"))
     loading_cpu = seen.fetching["cpu_s"] / max(1.0, seen.fetching["batches"]) / max(1e-9, seen.cores * seen.step_s)
     fed_by_workers = seen.workers > 0 and (bound(seen.share("data_wait")) > NOTABLE or loading_cpu > 0.15)
     if fed_by_workers and "cached_batches" not in seen.probes:

@@ -13,6 +13,7 @@ from perftrain.diagnose.probe import Probe
 from perftrain.facts import PHASE_SPAN, StepBreakdown
 
 WARM_STEPS = 3
+COMPUTING = ("forward", "loss", "backward")
 MATMUL = ("mm", "addmv", "aten::mv", "linear", "einsum", "_scaled_dot_product", "mkldnn_rnn_layer", "flash")
 CONVOLUTION = ("conv",)
 SPARSE = ("sparse", "_spmm")
@@ -208,8 +209,8 @@ class Seen:
 
     @cached_property
     def computing(self) -> list[Operation]:
-        """The operations of forward and backward."""
-        return [o for o in self.operations if o.phase in ("forward", "backward")]
+        """The operations of forward (the loss too) and backward."""
+        return [o for o in self.operations if o.phase in COMPUTING]
 
     @cached_property
     def elementwise_share(self) -> float:
@@ -232,19 +233,23 @@ class Seen:
         own = sum(o.own_s - o.tiny_s for o in self.computing if o.name.startswith("aten::") and not any(w in o.name for w in heavy))
         return own / wall if wall else 0.0
 
+    @property
+    def traced_computing_s(self) -> float:
+        """Seconds of the traced steps in forward, loss and backward."""
+        return sum((self.trace.get("phase_s") or {}).get(p, 0.0) for p in COMPUTING)
+
     @cached_property
     def launch_share(self) -> float:
         """Part of the step in forward and backward outside of operations that are long enough to matter: launching, and Python.
 
         Where the process used no CPU it launched nothing: it waited, for another rank say.
         """
-        phases = self.trace.get("phase_s") or {}
-        computing = phases.get("forward", 0.0) + phases.get("backward", 0.0)
+        computing = self.traced_computing_s
         if not computing or not self.step_s:
             return 0.0
         big = sum(o.own_s - o.tiny_s for o in self.computing)
         known = self.process_cpu_s > 0  # a trace from elsewhere has no such clock
-        waiting_s = sum(max(0.0, self.phase_s(p) - self.phase_s(p, 2)) for p in _with_loss(("forward", "backward"))) * known
+        waiting_s = sum(max(0.0, self.phase_s(p) - self.phase_s(p, 2)) for p in COMPUTING) * known
         return max(0.0, (1 - big / computing) * self.share("forward", "backward") - waiting_s / self.step_s)
 
     @cached_property

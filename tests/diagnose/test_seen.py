@@ -1,5 +1,7 @@
 """What the rules ask of the records: from made-up ones with known answers."""
 
+from pathlib import Path
+
 import pytest
 
 from perftrain.diagnose.compute_rules import compute_causes
@@ -38,8 +40,8 @@ def test_gradients_that_no_optimizer_holds_are_measured() -> None:
     assert found.tries[0].predicted == (1.7, 1.9)
 
 
-def test_putting_a_saved_file_in_its_place_is_saving(tmp_path: object) -> None:
-    script = tmp_path / "train.py"  # type: ignore[operator]
+def test_putting_a_saved_file_in_its_place_is_saving(tmp_path: Path) -> None:
+    script = tmp_path / "train.py"
     script.write_text("import os\nos.replace('a.tmp', 'a')\n")
     row = [0.0, 1, 1, 0.05, 0.05, 0.05, 0.02, 0.02, 0.02, 0.03, 0.0, 0.0]
     rest = ["rest", [[str(script), 2, "<module>"]], [str(script), "<module>"], "", 3.0, 3.0, 0.0]
@@ -68,3 +70,42 @@ def test_what_keeps_workers_alive(new: int, persistent: bool) -> None:
         (offered,) = restarts[0].tries
         assert bool(offered.edit) is (new > 0)
         assert offered.switch == ("" if new else "persistent_workers")
+
+
+def test_an_update_by_hand_is_the_optimizers(tmp_path: Path) -> None:
+    script = tmp_path / "train.py"
+    script.write_text("slow.mul_(0.99).add_(fast, alpha=0.01)\n")
+    row = [0.0, 1, 1, 0.06, 0.06, 0.06, 0.04, 0.04, 0.04]
+    by_hand = ["rest", [[str(script), 1, "follow"]], [str(script), "follow"], "", 4.0, 0.0, 0.0]
+    process = {**seen(0.09).process, "rows": [row] * 100, "phases": ["forward", "rest"], "samples": [by_hand]}
+    (found,) = host_causes(Seen(process))
+    assert found.label is Bottleneck.OPTIMIZER_STEP
+    assert found.share == pytest.approx(0.4)
+    assert found.where.endswith("train.py:1")
+
+
+def test_an_optimizer_of_ones_own_is_to_be_replaced() -> None:
+    about = {"class": "Mine", "tensors": 342, "parameters": 10**6, "by_hand": True}
+    row = [0.0, 1, 1, 0.06, 0.06, 0.06, 0.04, 0.04, 0.04]
+    process = {**seen(0.09).process, "rows": [row] * 100, "phases": ["forward", "optimizer"], "optimizers": [about]}
+    (found,) = [c for c in compute_causes(Seen(process)) if c.label is Bottleneck.OPTIMIZER_STEP]
+    assert found.upper_bound == pytest.approx(1 / (1 - 0.4 * 0.85))
+    assert "fused=True" in found.tries[0].edit
+
+
+def test_what_the_compiler_gave_up_is_a_graph_break() -> None:
+    given_up = {"net.py:46": "Unsupported Tensor.item() call"}
+    (found,) = [c for c in compute_causes(seen(0.09, compiling={"given_up": given_up})) if c.label is Bottleneck.COMPILE_GRAPH_BREAK]
+    assert found.where == "net.py:46"
+    assert found.upper_bound == pytest.approx(1 / (1 - 0.7))
+
+
+def test_a_forward_pass_that_brings_only_zeros_back_is_unused() -> None:
+    calls = [{"module": "Net", "seconds": 0.01, "used": True, "zero": False}] * 2 + [
+        {"module": "Net", "seconds": 0.01, "used": False, "zero": True}
+    ] * 2
+    row = [0.0, 1, 1, 0.05, 0.05, 0.05, 0.05, 0.05, 0.05]
+    process = {**seen(0.09).process, "rows": [row] * 100, "trace": {**seen(0.09).trace, "forwards": calls}}
+    (found,) = [c for c in compute_causes(Seen(process)) if c.label is Bottleneck.COMPUTE_REDUNDANT]
+    assert found.share == pytest.approx(0.2)  # 0.02 s forward and as much backward, of 0.2 s
+    assert "zero" in found.evidence[0].line
