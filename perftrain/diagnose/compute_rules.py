@@ -15,6 +15,7 @@ from perftrain.diagnose.finding import (
     saved,
     source_of,
     top_evidence,
+    top_function,
     top_line,
 )
 from perftrain.diagnose.probe import Probe
@@ -297,15 +298,17 @@ def _memory_or_launch(seen: Seen) -> Cause | None:
     many = seen.calls_per_step > 2000  # no model is that deep: something loops over samples, heads or time
     if launching > moving and launching > (0.25 if many else 0.4) * computing and seen.calls_per_step > 300 and not _library_loop(seen):
         upper = max(probe.speedup if probe else 1.0, bound(launching * 0.95))
+        where, function, share = top_function(seen, "forward")
         lines: list[str | Evidence] = [
             f"a step calls {seen.calls_per_step:,.0f} operations, {1e6 * per_call:.0f} us each on average: launching "
             f"them is about {launching:.0%} of the step",
+            Evidence(f"{share:.0%} of the forward pass and the loss is spent in {function}", where) if where else "",
             *top_evidence(seen, "forward", least=0.15),
         ]
         edit = by_edit("one operation over the whole sequence or batch instead of a Python loop of small ones "
             "(nn.LSTM instead of cells, batched matmul, torch.nn.functional)",
                        bound(launching * 0.5), bound(launching * 0.95), "fewer, larger operations")  # fmt: skip
-        return cause(Bottleneck.LAUNCH_OVERHEAD, launching, upper, 0.7, lines, top_line(seen, "forward"), [*tries, edit])
+        return cause(Bottleneck.LAUNCH_OVERHEAD, launching, upper, 0.7, lines, where, [*tries, edit])
     if probe is not None and helps and moving > 0.3:
         lines = [
             f"operations that only move and change numbers one by one take {moving:.0%} of the step",

@@ -53,6 +53,18 @@ def milliseconds(seconds: float) -> str:
     return f"{1e3 * seconds:.3g} ms"
 
 
+def top_function(seen: Seen, *phases: str) -> tuple[str, str, float]:
+    """(heaviest line, name, share) of the user's function in which most of the time of these phases was spent: a loop spreads its
+    time over many lines, none of which stands out."""
+    functions: dict[tuple[str, str], list[tuple[str, float]]] = {}
+    for where, name, share in seen.lines(*phases):
+        functions.setdefault((where.rpartition(":")[0], name), []).append((where, share))
+    if not functions:
+        return "", "", 0.0
+    (_, name), lines = max(functions.items(), key=lambda f: sum(share for _, share in f[1]))
+    return lines[0][0], name, sum(share for _, share in lines)
+
+
 def top_line(seen: Seen, *phases: str) -> str:
     """The user's line where most of the time of these phases was spent, as ``file.py:57``, or an empty string."""
     lines = seen.lines(*phases)
@@ -72,7 +84,7 @@ def top_evidence(seen: Seen, *phases: str, least: float = 0.2) -> list[Evidence]
 def source_of(seen: Seen, where: str) -> str:
     name, _, line = where.rpartition(":")
     for path in (name, f"{seen.folder.rstrip('/')}/{name}"):
-        text = linecache.getline(path, int(line)).strip()
+        text = linecache.getline(path, int(line)).strip() if line.isdigit() else ""
         if text:
             return text[:90]
     return ""

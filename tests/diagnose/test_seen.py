@@ -5,6 +5,7 @@ from pathlib import Path
 import pytest
 
 from perftrain.diagnose.compute_rules import compute_causes
+from perftrain.diagnose.finding import top_function
 from perftrain.diagnose.host_rules import host_causes
 from perftrain.diagnose.input_rules import input_causes
 from perftrain.diagnose.probe import Probe
@@ -109,3 +110,14 @@ def test_a_forward_pass_that_brings_only_zeros_back_is_unused() -> None:
     (found,) = [c for c in compute_causes(Seen(process)) if c.label is Bottleneck.COMPUTE_REDUNDANT]
     assert found.share == pytest.approx(0.2)  # 0.02 s forward and as much backward, of 0.2 s
     assert "zero" in found.evidence[0].line
+
+
+def test_a_loop_over_many_lines_outweighs_the_one_line_that_takes_most() -> None:
+    def sample(line: int, function: str, seconds: float) -> list[object]:
+        return ["loss" if function == "ndcg" else "forward", [["/w/t.py", line, function]], ["/w/t.py", function], "", seconds, 0.0, 0.0]
+
+    samples = [sample(51, "forward", 4.5), *(sample(20 + n, "ndcg", 0.6 + 0.1 * n) for n in range(6))]
+    where, name, share = top_function(seen(0.09, samples=samples), "forward")
+    assert (where, name) == ("/w/t.py:25", "ndcg")
+    assert share == pytest.approx(5.1 / 9.6)
+    assert top_function(seen(0.09), "forward") == ("", "", 0.0)
