@@ -71,7 +71,7 @@ def _tail(tensor: torch.Tensor) -> dict[str, Any]:
 
 def gradients(optimizers: Iterable[Any], roots: Iterable[Any], beside: Iterable[Any] = ()) -> dict[str, Any]:
     """Gradients that no optimizer uses, also of modules ``beside`` the roots, and dense gradients of embeddings that are almost
-    all zero."""
+    all zero. ``unused_sum``, of the parameters themselves, tells later whether somebody updates them by hand."""
     roots = list(roots)
     owned = {id(p) for o in optimizers for g in o.param_groups for p in g["params"]}
     names = {}
@@ -87,6 +87,7 @@ def gradients(optimizers: Iterable[Any], roots: Iterable[Any], beside: Iterable[
         "tensors": len(names),
         "unused_share": sum(p.numel() for _, p in unused) / max(1, sum(p.numel() for _, _, p in asked)),
         "unused": [n for n, _ in unused[:4]],
+        "unused_sum": sum(float(p.detach().double().sum()) for _, p in unused),
     }
     tables = [m for r in roots for m in r.modules() if isinstance(m, (torch.nn.Embedding, torch.nn.EmbeddingBag)) and not m.sparse]
     touched = []

@@ -65,12 +65,22 @@ class Trace:
         args, kwargs = self._last
         self._inputs.append(batches.padding(args, kwargs))
         if self.steps == 1:
-            optimizers, roots, beside = (list(d.values()) for d in (self.session.optimizers, self.session.roots, self.session.beside))
+            optimizers, roots, beside = self._made_of()
             self.result["memory"] = batches.memory(optimizers, [*roots, *beside])
             self.result["gradients"] = batches.gradients(optimizers, roots, beside)
         spent = time.perf_counter() - self._began
         if self.steps >= MOST_STEPS or (self.steps >= LEAST_STEPS and spent > ENOUGH_S):
             self.finish()
+
+    def _made_of(self) -> tuple[list[Any], list[Any], list[Any]]:
+        session = self.session
+        return list(session.optimizers.values()), list(session.roots.values()), list(session.beside.values())
+
+    def _updated_by_hand(self) -> None:
+        """Parameters that no optimizer holds and that have changed: somebody does use their gradients."""
+        first = self.result.get("gradients")
+        if first and (self.steps < 2 or batches.gradients(*self._made_of())["unused_sum"] != first["unused_sum"]):
+            first.update(unused_share=0.0, unused=[])
 
     def saw_forward(self, module: Any, args: Any, kwargs: Any, result: Any, seconds: float) -> None:
         """A root module's call: its inputs, and whether any gradient ever comes back through its outputs."""
@@ -94,6 +104,7 @@ class Trace:
     def finish(self) -> None:
         self.running, self.session.clock.mark = False, None
         wall_s = time.perf_counter() - self._began
+        self._updated_by_hand()
         try:
             self._profiler.__exit__(None, None, None)
             events = self._profiler.profiler.kineto_results.events()

@@ -254,6 +254,26 @@ def test_counterfactuals_take_turns(tmp_path: Path) -> None:
     assert probes["no_gc"].blocks >= 3
 
 
+JUDGE = """
+judge = nn.Sequential(nn.Linear(1, 8), nn.ReLU(), nn.Linear(8, 1))
+for _ in range(400):
+    loss = judge(model(torch.randn(32, 8))).square().mean() + 0 * model(torch.randn(32, 8)).sum()
+    optimizer.zero_grad()
+    loss.backward()
+    optimizer.step()
+    BY_HAND
+"""
+
+
+@pytest.mark.parametrize("by_hand", [False, True])
+def test_gradients_that_nobody_uses_and_those_that_are_used_by_hand(tmp_path: Path, by_hand: bool) -> None:
+    update = "torch._foreach_sub_([p.data for p in judge.parameters()], [0.01 * p.grad for p in judge.parameters()])"
+    path = script(tmp_path, JUDGE.replace("BY_HAND", update if by_hand else "pass"))
+    found = observe(path, Orders()).processes[0]["trace"]
+    assert (found["gradients"]["unused_share"] > 0) is not by_hand
+    assert sorted({(f["used"], f["zero"]) for f in found["forwards"]}) == [(False, True), (True, False)]
+
+
 def test_a_run_that_only_measures_does_not_save(tmp_path: Path) -> None:
     kept = tmp_path / "model.pt"
     path = script(tmp_path, f"for _ in range(300):{STEP}    torch.save(model.state_dict(), {str(kept)!r})\n")
