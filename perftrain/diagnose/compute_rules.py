@@ -289,6 +289,8 @@ def _layout(seen: Seen) -> Cause | None:
 
 def _memory_or_launch(seen: Seen) -> Cause | None:
     """Both are cured by fusing; which it is depends on how long the operations are."""
+    if _graph_breaks(seen):
+        return None  # the compiler is there to fuse them
     probe = measured(seen, "compile")
     launching, moving = seen.launch_share, seen.elementwise_share
     computing = seen.share("forward", "backward")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from dataclasses import replace
 
 from perftrain.diagnose.comm_rules import comm_causes
@@ -54,10 +55,21 @@ def wanted_probes(seen: Seen) -> tuple[str, ...]:
     return tuple(name for name, wish in wishes.items() if wish)
 
 
+def _causes(seen: Seen) -> list[Cause]:
+    """What the rules say. One that breaks takes nothing from the others, and is told."""
+    found: list[Cause] = []
+    for rules in (input_causes, host_causes, compute_causes, comm_causes, device_causes):
+        try:
+            found += rules(seen)
+        except Exception as error:
+            told = f"{rules.__name__} of perftrain broke ({type(error).__name__}: {error}): causes may be missing. Please report it."
+            warnings.warn(told, RuntimeWarning, stacklevel=2)
+    return found
+
+
 def diagnose(seen: Seen) -> Diagnosis:
     """The ranked causes. Healthy if none of them promises much."""
-    causes = [*input_causes(seen), *host_causes(seen), *compute_causes(seen), *comm_causes(seen), *device_causes(seen)]
-    causes = [c for c in _merged(causes) if c.upper_bound >= HEALTHY_BELOW]
+    causes = [c for c in _merged(_causes(seen)) if c.upper_bound >= HEALTHY_BELOW]
     causes.sort(key=lambda c: -(1 - 1 / c.upper_bound) * (0.5 + 0.5 * c.confidence))
     breakdown = seen.breakdown()
     if not causes and "class_s" in seen.trace:

@@ -4,6 +4,7 @@ from pathlib import Path
 
 import pytest
 
+from perftrain.diagnose import ranking
 from perftrain.diagnose.compute_rules import compute_causes
 from perftrain.diagnose.finding import top_function
 from perftrain.diagnose.host_rules import host_causes
@@ -121,3 +122,14 @@ def test_a_loop_over_many_lines_outweighs_the_one_line_that_takes_most() -> None
     assert (where, name) == ("/w/t.py:25", "ndcg")
     assert share == pytest.approx(5.1 / 9.6)
     assert top_function(seen(0.09), "forward") == ("", "", 0.0)
+
+
+def test_a_rule_that_breaks_takes_nothing_from_the_others(monkeypatch: pytest.MonkeyPatch) -> None:
+    def broken(_: Seen) -> list[object]:
+        raise KeyError("update")
+
+    monkeypatch.setattr(ranking, "host_causes", broken)
+    given_up = {"net.py:46": "Unsupported Tensor.item() call"}
+    with pytest.warns(RuntimeWarning, match="broke .KeyError: 'update'.: causes may be missing"):
+        found = ranking.diagnose(seen(0.09, compiling={"given_up": given_up}))
+    assert found.causes[0].label is Bottleneck.COMPILE_GRAPH_BREAK
