@@ -74,7 +74,8 @@ class Sampler(threading.Thread):
         try:
             return self._stopped.wait(INTERVAL_S)
         finally:
-            sys.setswitchinterval(usual_s)
+            if abs(sys.getswitchinterval() - PROMPT_S) < 1e-6:  # and the program has not set it meanwhile
+                sys.setswitchinterval(usual_s)
 
     def pause(self, paused: bool) -> None:
         (self._paused.set if paused else self._paused.clear)()
