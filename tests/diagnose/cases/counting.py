@@ -16,9 +16,9 @@ def count(truth, guess):
 
 
 torch.manual_seed(0)
-model = nn.Sequential(nn.Conv2d(3, 16, 3, padding=1), nn.ReLU(), nn.Conv2d(16, 5, 3, padding=1))
+model = nn.Conv2d(3, 5, 1)
 optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
-for _ in range(int(os.environ.get("STEPS", "600"))):
+for _ in range(int(os.environ.get("STEPS", "1500"))):
     image, truth = torch.randn(8, 3, 64, 64), torch.randint(0, 6, (8, 64, 64))
     guess = model(image)
     loss = nn.functional.cross_entropy(guess, truth, ignore_index=5)
