@@ -195,7 +195,8 @@ def sweep(line: Line, composed: Sequence[Any], watcher: Watcher, launch: Callabl
     console = terminal.stdout_console()
     console.rule(style="dim")
     terminal.print_ranking(console, verdicts)
-    ranking = {"schema": 1, "verdicts": [verdict_json(v) for v in verdicts], "again": again(line)}
+    ranking = {"schema": 1, "verdicts": [verdict_json(v) for v in verdicts]}
+    (folder / "command.txt").write_text(again(line) + "\n")
     write_json(folder / "ranking.json", ranking)
     (folder / "ranking.md").write_text(ranking_markdown(verdicts))
     watcher.say(f"Ranking: {folder / 'ranking.md'} and ranking.json")

@@ -56,7 +56,8 @@ def _facts(what: str, runs: Path) -> tuple[Mapping[str, Any], list[StepRow], Pat
             raise PerftrainError(f"{what} was written by a newer perftrain (schema {facts['schema']}); this one reads up to {SCHEMA}.")
         return facts, [], path.with_suffix(".html")
     if (path / "ranking.json").is_file():  # a sweep
-        return json.loads((path / "ranking.json").read_text()), [], path / "ranking.html"
+        typed = (path / "command.txt").read_text().strip() if (path / "command.txt").is_file() else ""
+        return {**json.loads((path / "ranking.json").read_text()), "again": typed}, [], path / "ranking.html"
     store = Store(runs)
     if not (runs / what).is_dir():
         known = ", ".join(r.run_id for r in store.runs()[:8]) or "none"

@@ -124,6 +124,7 @@ def test_a_killed_sweep_goes_on_and_a_failing_arm_stops_nobody(measured: Measure
     ranking = json.loads((folder / "ranking.json").read_text())
     assert ranking == json.loads((measured.runs.parent / "sweep.json").read_text())
     assert ranking.keys() == {"schema", "verdicts"}
+    assert (folder / "command.txt").read_text().startswith("python -m perftrain -m ")
     assert sorted(v["switches"][0] for v in ranking["verdicts"]) == ["channels_last", "nothing", "tf32"]
     assert ranking["verdicts"][-1]["switches"] == ["channels_last"]
     assert ranking["verdicts"][-1]["decision"] == "does_not_run"

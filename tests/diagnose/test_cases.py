@@ -14,8 +14,11 @@ import yaml
 
 CASES = Path(__file__).parent / "cases"
 TRUTH = {t["file"]: t for t in yaml.safe_load((CASES / "truth.yaml").read_text())["cases"]}
-LONG = {"channels_first.py", "frozen_backbone.py", "many_threads.py", "kept_graphs.py", "watched_gradients.py", "augment.py"}
-"""Need more than the least budget, or two faults of like size: the exam has them (benchmarks/exam)."""
+LONG = {
+    "channels_first.py", "frozen_backbone.py", "many_threads.py", "kept_graphs.py", "watched_gradients.py", "augment.py",
+    "restart.py", "bookkeeping.py",
+}  # fmt: skip
+"""Need more than the least budget, have two faults of like size, or are much like another: the exam has them (benchmarks/exam)."""
 
 
 @pytest.mark.slow

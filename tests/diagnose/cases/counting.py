@@ -18,11 +18,12 @@ def count(truth, guess):
 torch.manual_seed(0)
 model = nn.Conv2d(3, 5, 1)
 optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
-for _ in range(int(os.environ.get("STEPS", "1500"))):
-    image, truth = torch.randn(8, 3, 64, 64), torch.randint(0, 6, (8, 64, 64))
+images, truths = torch.randn(64, 3, 64, 64), torch.randint(0, 6, (64, 64, 64))
+for step in range(int(os.environ.get("STEPS", "2000"))):
+    image, truth = images[step % 56 :][:8], truths[step % 56 :][:8]
     guess = model(image)
     loss = nn.functional.cross_entropy(guess, truth, ignore_index=5)
     optimizer.zero_grad()
     loss.backward()
     optimizer.step()
-    count(truth, guess.argmax(1))
+    count(truth, guess[:, 1] > guess[:, 0])

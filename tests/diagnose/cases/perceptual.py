@@ -12,8 +12,9 @@ optimizer = torch.optim.Adam(maker.parameters(), lr=1e-3, fused=True)
 images = torch.rand(64, 1, 24, 24)
 for _step in range(int(os.environ.get("STEPS", "1500"))):
     clean = images[torch.randint(0, 64, (8,))]
-    made = maker(clean + 0.1 * torch.randn_like(clean))
-    loss = nn.functional.mse_loss(judge(made), judge(clean))
+    with torch.autocast("cpu", torch.bfloat16):
+        made = maker(clean + 0.1 * torch.randn_like(clean))
+        loss = nn.functional.mse_loss(judge(made).float(), judge(clean).float())
     optimizer.zero_grad()
     loss.backward()
     optimizer.step()
