@@ -32,7 +32,7 @@ def diagnose(script: Path, budget_s: float) -> dict[str, Any]:
     began = time.perf_counter()
     with tempfile.TemporaryDirectory() as folder:
         out = Path(folder) / "diagnosis.json"
-        command = [sys.executable, "-m", "perftrain", "diagnose", "--json", str(out), "--budget", str(budget_s), str(script)]
+        command = [sys.executable, "-m", "perftrain", "diagnose", "--json", str(out), "--budget", str(budget_s), str(script.resolve())]
         done = subprocess.run(command, capture_output=True, text=True, cwd=folder)
         seconds = time.perf_counter() - began
         if not out.exists():
