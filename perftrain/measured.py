@@ -25,7 +25,7 @@ from perftrain.opt import all_switches
 from perftrain.opt.seams import Plan
 from perftrain.options import Line, again
 from perftrain.report import terminal
-from perftrain.report.jsonfile import diagnosis_json, run_json, verdict_from_json, verdict_json, write_json
+from perftrain.report.jsonfile import diagnosis_json, run_json, verdict_from_json, verdict_json, write_json, write_text
 from perftrain.report.markdown import ranking_markdown
 from perftrain.store import Store
 
@@ -196,7 +196,7 @@ def sweep(line: Line, composed: Sequence[Any], watcher: Watcher, launch: Callabl
     console.rule(style="dim")
     terminal.print_ranking(console, verdicts)
     ranking = {"schema": 1, "verdicts": [verdict_json(v) for v in verdicts]}
-    (folder / "command.txt").write_text(again(line) + "\n")
+    write_text(folder / "command.txt", again(line) + "\n")
     write_json(folder / "ranking.json", ranking)
     (folder / "ranking.md").write_text(ranking_markdown(verdicts))
     watcher.say(f"Ranking: {folder / 'ranking.md'} and ranking.json")

@@ -235,8 +235,12 @@ def as_overrides(line: Line) -> list[str]:
 
 def again(line: Line) -> str:
     """What to type for the same once more."""
-    flags = (word for name, value in line.flags.items() if name != "--json" for word in (name, value))
-    return shlex.join(["python", "-m", "perftrain", *["-m"] * line.multirun, *line.overrides, *flags])
+    return shlex.join(["python", "-m", "perftrain", *["-m"] * line.multirun, *line.overrides, *typed_flags(line)])
+
+
+def typed_flags(line: Line) -> list[str]:
+    """The flags that belong to what is done, as words; where its JSON goes does not."""
+    return [word for name, value in line.flags.items() if name != "--json" for word in (name, value)]
 
 
 def _value(name: str, value: str) -> str:

@@ -17,7 +17,7 @@ from perftrain.cores import usable_cores
 from perftrain.diagnosed import Telling, again, json_path
 from perftrain.facts import PerftrainError
 from perftrain.fronts import RecipeFront, ScriptFront
-from perftrain.options import Line, as_overrides
+from perftrain.options import Line, as_overrides, typed_flags
 from perftrain.report import terminal
 from perftrain.report.jsonfile import verdict_json, write_json, write_text
 from perftrain.report.tuning import print_edits, print_tuned, tune_json
@@ -78,7 +78,7 @@ def tune_line(line: Line, watcher: Any) -> int:
     console = terminal.stdout_console()
     console.rule(style="dim")
     print_tuned(console, name, found)
-    facts: dict[str, Any] = {"schema": 1, "tune": tune_json(found, name, again("tune", *_typed(line)))}
+    facts: dict[str, Any] = {"schema": 1, "tune": tune_json(found, name, again("tune", *typed_flags(line), *line.overrides, *line.program))}
     if edited is not None:
         print_edits(console, edited)
         facts["tune"]["edit"] = edited
@@ -92,11 +92,6 @@ def tune_line(line: Line, watcher: Any) -> int:
     if path:
         write_json(path, facts)
     return 0
-
-
-def _typed(line: Line) -> list[str]:
-    flags = [word for name, value in line.flags.items() if name != "--json" for word in (name, value)]
-    return [*flags, *line.overrides, *line.program]
 
 
 def write_edits(program: Sequence[str], kept: Sequence[str], runs: Path, device: str, tell: Telling) -> dict[str, Any] | None:
