@@ -6,6 +6,7 @@ import gc
 import resource
 import sys
 import time
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from perftrain.cores import usable_cores
@@ -85,8 +86,8 @@ def compiling(session: Session) -> dict[str, Any]:
         from torch._dynamo.utils import counters, get_compilation_metrics
 
         offset = time.time() - time.perf_counter()
-        found = []
-        for m in get_compilation_metrics():
+        metrics, found = get_compilation_metrics(), []
+        for m in metrics:
             start = float(getattr(m, "start_time_us", None) or 1e6 * (getattr(m, "start_time", None) or 0.0)) / 1e6 - offset
             seconds = (getattr(m, "duration_us", None) or 0) / 1e6 or float(getattr(m, "entire_frame_compile_time_s", None) or 0.0)
             found.append((start, seconds, f"{m.co_filename}:{m.co_firstlineno} {m.co_name}", str(getattr(m, "fail_type", None) or "")))
@@ -94,17 +95,12 @@ def compiling(session: Session) -> dict[str, Any]:
         after = rows[min(1, len(rows) - 1)].end_s
         late = [f for f in found if f[0] > after]
         hit = [i for i in range(1, len(rows)) if any(rows[i - 1].end_s <= f[0] < rows[i].end_s for f in late)]
-        given_up = {
-            f"{getattr(m, 'fail_user_frame_filename', None) or m.co_filename}:"
-            f"{getattr(m, 'fail_user_frame_lineno', None) or m.co_firstlineno}": str(m.fail_reason).split("\n")[0][:200]
-            for m in get_compilation_metrics() if m.fail_type == "Unsupported"
-        }  # fmt: skip
         failed = sum("recompile" in f[3].lower() or "limit" in f[3].lower() for f in found)
         counted = sum(counters["recompile_limit"].values()) if "recompile_limit" in counters else 0
         return {
             "frames": int(counters["stats"].get("unique_graphs", 0)), "compilations": len(found),
             "graph_breaks": {str(k).split("\n")[0][:200]: int(v) for k, v in counters["graph_break"].most_common(8)},
-            "given_up": given_up, "limit_hits": failed + counted, "break_lines": _break_lines(),
+            "given_up": _given_up(metrics), "limit_hits": failed + counted, "break_lines": _break_lines(),
             "late": len(late), "late_s": sum(f[1] for f in late), "late_rows": hit, "names": sorted({f[2] for f in late or found})[:8],
         }  # fmt: skip
     except Exception as error:
@@ -118,6 +114,15 @@ def peak_bytes() -> int:
     if torch.cuda.is_available() and torch.cuda.is_initialized():
         return torch.cuda.max_memory_allocated()
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
+
+
+def _given_up(metrics: Sequence[Any]) -> dict[str, str]:
+    """What the compiler does not compile at all, as file:line and its reason."""
+    return {
+        f"{getattr(m, 'fail_user_frame_filename', None) or m.co_filename}:"
+        f"{getattr(m, 'fail_user_frame_lineno', None) or m.co_firstlineno}": str(m.fail_reason).split("\n")[0][:200]
+        for m in metrics if m.fail_type == "Unsupported"
+    }  # fmt: skip
 
 
 def _break_lines() -> list[str]:

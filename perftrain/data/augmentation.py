@@ -11,6 +11,7 @@ from dataclasses import dataclass, replace
 from functools import lru_cache
 from typing import Any, NamedTuple
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -59,15 +60,7 @@ class Augmentation:
         flip = self.flip is not None and bool(torch.rand(1) < self.flip)
         if self.unfinished:
             return Unfinished(as_tensor(image), flip)
-        if isinstance(image, Tensor):
-            return self.finished(image.flip(-1) if flip else image)
-        from torchvision.transforms import functional
-
-        image = functional.hflip(image) if flip else image
-        if not self.to_float:
-            return functional.pil_to_tensor(image)
-        tensor = functional.to_tensor(image)
-        return functional.normalize(tensor, list(self.normalize[0]), list(self.normalize[1])) if self.normalize else tensor
+        return self.finished(as_tensor(image, flip))
 
     def finished(self, image_CHW: Tensor) -> Tensor:
         image_CHW = image_CHW.contiguous()  # as ToTensor makes it: the layout of the batch is another switch's business
@@ -122,13 +115,16 @@ def resized_crop(image: Any, box: Box, crop: Crop) -> Any:
     return functional.resized_crop(image, *box, list(crop.size), crop.interpolation)
 
 
-def as_tensor(image: Any) -> Tensor:
-    """uint8, (channels, height, width)."""
+def as_tensor(image: Any, flip: bool = False) -> Tensor:
+    """uint8, (channels, height, width), of a PIL image or a tensor; mirrored if ``flip``."""
     if isinstance(image, Tensor):
-        return image.contiguous()
+        return (image.flip(-1) if flip else image).contiguous()
+    if image.mode == "RGB":  # one copy, where turning, converting and reordering would be three
+        pixels_HWC = np.asarray(image)[:, :: -1 if flip else 1]
+        return torch.from_numpy(np.array(pixels_HWC.transpose(2, 0, 1), order="C"))
     from torchvision.transforms import functional
 
-    return functional.pil_to_tensor(image).contiguous()
+    return functional.pil_to_tensor(functional.hflip(image) if flip else image).contiguous()
 
 
 # --- reading a transform ---
