@@ -5,7 +5,7 @@ from __future__ import annotations
 import difflib
 import importlib.util
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -30,17 +30,38 @@ def check(line: Line) -> list[Any]:
     """
     from hydra import compose, initialize_config_dir
     from hydra.errors import HydraException
+    from omegaconf import OmegaConf
+    from omegaconf.errors import InterpolationResolutionError
 
     composed = []
     for overrides in _combinations(as_overrides(line), line.multirun):
         try:
             with initialize_config_dir(config_dir(), version_base="1.3"):
                 composed.append(compose("config", overrides))
+                _check_groups(composed[-1], compose("config"))
+            OmegaConf.to_container(composed[-1], resolve=True)
+        except PerftrainError:
+            raise
+        except InterpolationResolutionError as error:
+            raise PerftrainError(f"{str(error).splitlines()[0]}. --cfg job shows every key that ${{...}} can name.") from None
+        except TypeError:
+            raise PerftrainError("A list of switches is flat: +opt=[amp,channels_last].") from None
         except HydraException as error:
             raise PerftrainError(_explain(error, partial(_keys, overrides))) from None
         except ValueError as error:  # a number where the name of a choice belongs
             raise PerftrainError(f"{error}. Quote a name that reads like a number; --cfg job shows every key.") from None
     return composed
+
+
+def _check_groups(composed: Mapping[str, Any], plain: Mapping[str, Any]) -> None:
+    """Refuse what a plus would add beside the known groups, where nothing reads it, and what a tilde took away."""
+    known = {*plain, "opt"}
+    if unknown := sorted({*composed} - known):
+        near = difflib.get_close_matches(unknown[0], known, 1)
+        hint = f"Did you mean {near[0]}? " if near else ""
+        raise PerftrainError(f"There is no group or key {unknown[0]!r}. {hint}There are: {', '.join(sorted(known))}.")
+    if missing := sorted({*plain} - {*composed}):
+        raise PerftrainError(f"{missing[0]} cannot be left out. Type {missing[0]}=... for another choice; --cfg job shows them all.")
 
 
 def _keys(overrides: list[str]) -> list[str]:

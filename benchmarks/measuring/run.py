@@ -85,7 +85,7 @@ def compare(case: Case, number: int) -> dict[str, Any]:
     environments, _ = job.environments(job.switches())
     timing = time_arms(job.spec(), environments, protocol)
     arms = [timing.summary(arm, None, 0.0) for arm in (BASELINE, VARIANT)]
-    verdict = decide([switch.card.name], timing.estimate(), NO_PARITY, arms[0], arms[1], protocol)
+    verdict = decide([switch.card.name], timing.estimate(), NO_PARITY, arms[0], arms[1], protocol, timing.disturbed())
     assert verdict.ci95 is not None
     truth = 1 / (1 + case.fraction)
     row: dict[str, Any] = {

@@ -26,6 +26,8 @@ BASELINE, VARIANT = "baseline", "variant"
 QUIET_CORES = 0.1
 """Two turns are quiet if other programs kept less than this busy meanwhile (cores, on average). The idle time that the kernel tells
 is right to a few hundredths for turns of the default length."""
+ASIDE_SHARE = 0.05
+"""Of the turns: fewer disturbed ones are not worth a word."""
 LEAST_QUIET = 5
 """Processes with quiet turns, from which on only those count."""
 
@@ -93,6 +95,10 @@ class Timing:
     def chooses(self) -> bool:
         """Whether enough turns were quiet for only those to count."""
         return sum(map(bool, self.quiet)) >= min(LEAST_QUIET, len(self.groups)) and sum(map(len, self.quiet)) >= 4
+
+    def disturbed(self) -> bool:
+        """Whether other programs were busy during turns that could not be set aside."""
+        return not self.chooses() and self.disturbed_share() > ASIDE_SHARE
 
     def disturbed_share(self) -> float:
         """Of all turns."""

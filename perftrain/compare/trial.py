@@ -12,7 +12,7 @@ from typing import Protocol as Interface
 import torch
 
 from perftrain.compare.channel import Worker, WorkerFailed
-from perftrain.compare.duet import BASELINE, QUIET_CORES, VARIANT, Timing, VariantFailed, time_arms
+from perftrain.compare.duet import ASIDE_SHARE, BASELINE, QUIET_CORES, VARIANT, Timing, VariantFailed, time_arms
 from perftrain.compare.job import Job
 from perftrain.compare.parity import judge
 from perftrain.compare.verdict import changes_result, decide, does_not_run, settings_of
@@ -231,8 +231,8 @@ def _judged(
         return Verdict(tuple(names), Decision.NOT_RESOLVED, found, parity=parity, **facts)
     before = timing.summary(BASELINE, baseline.peak_bytes, baseline.warmup_s)
     after = timing.summary(VARIANT, alone["peak_bytes"], alone["warmup_s"])
-    verdict = decide(names, timing.estimate(), parity, before, after, job.protocol, **facts)
-    if timing.chooses() and timing.disturbed_share() > 0.05:
+    verdict = decide(names, timing.estimate(), parity, before, after, job.protocol, timing.disturbed(), **facts)
+    if timing.chooses() and timing.disturbed_share() > ASIDE_SHARE:
         aside = f"other programs were busy during {timing.disturbed_share():.0%} of the turns, which were set aside"
         verdict = replace(verdict, notes=(*verdict.notes, aside))
     elif timing.other_cores > QUIET_CORES:

@@ -17,10 +17,11 @@ def decide(
     baseline: ArmSummary,
     variant: ArmSummary,
     protocol: Protocol,
+    disturbed: bool = False,
     **rest: Any,
 ) -> Verdict:
-    """The verdict where both arms ran."""
-    decision, reason = _speed(estimate, protocol)
+    """The verdict where both arms ran. ``disturbed``: other programs were busy all along."""
+    decision, reason = _speed(estimate, protocol, disturbed)
     if not parity.holds and parity.numerics is not Numerics.CHANGED:
         reason = f"{parity.detail}. Its speed: {reason}"
         decision = Decision.CHANGES_RESULT
@@ -41,15 +42,24 @@ def decide(
     )
 
 
-def _speed(found: Estimate, protocol: Protocol) -> tuple[Decision, str]:
-    """Faster or slower only if the interval excludes 1 and the effect is at least ``min_effect``."""
-    least = 1 + protocol.min_effect
+def _speed(found: Estimate, protocol: Protocol, disturbed: bool) -> tuple[Decision, str]:
+    """Faster or slower only if the interval excludes 1 and the effect is at least ``min_effect``.
+
+    Bursts of other programs are no normal noise, and a handful of rounds does not average them out: where they could not be
+    set aside, the effect must also be one that would be seen nine times in ten.
+    """
+    least = 1 + (max(protocol.min_effect, found.resolution) if disturbed else protocol.min_effect)
     interval = f"{found.speedup:.3f}× [{found.low:.3f}, {found.high:.3f}]"
     if found.low > 1 and found.speedup >= least:
         return Decision.FASTER, f"{interval}: the whole interval lies above 1"
     if found.high < 1 and found.speedup <= 1 / least:
         return Decision.SLOWER, f"{interval}: the whole interval lies below 1"
     seen = max(found.resolution, protocol.min_effect)
+    if disturbed and not found.low <= 1 <= found.high:
+        return (
+            Decision.NOT_RESOLVED,
+            f"{interval}: other programs were busy all along, and then only an effect over {seen:.1%} counts; measure on a quieter machine",
+        )
     if found.resolution > protocol.max_resolution:
         return (
             Decision.NOT_RESOLVED,

@@ -36,8 +36,10 @@ _FAST_BF16 = {"avx512_bf16", "amx_bf16", "bf16"}
 _SHAPES_SPEED = re.compile(
     "((G?OMP|MKL|KMP|OPENBLAS|DNNL|ONEDNN|GLIBC|MALLOC|(PY)?TORCH|CUDA|CUDNN|CUBLAS|NVIDIA|NCCL|TRITON)_|TORCH|LD_PRELOAD$)"
 )
-_NOT_ABOUT_SPEED = re.compile("TORCHELASTIC_|TORCH_HOME$|NVIDIA_(VISIBLE|REQUIRE|DRIVER|PRODUCT)|CUDA_(HOME|PATH|VERSION)")
-"""Names of launches and of places: they change from run to run and say nothing about speed."""
+_NOT_ABOUT_SPEED = re.compile(
+    "TORCHELASTIC_|TORCH_HOME$|(TORCHINDUCTOR|TRITON)_CACHE_DIR$|NVIDIA_(VISIBLE|REQUIRE|DRIVER|PRODUCT)|CUDA_(HOME|PATH|VERSION)"
+)
+"""Names of launches and of places: they change from run to run (torch sets some itself) and say nothing about speed."""
 
 
 def describe() -> dict[str, Any]:

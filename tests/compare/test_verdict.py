@@ -65,6 +65,19 @@ def test_no_difference_names_what_would_have_been_seen() -> None:
     assert "--budget" in judged(seen(1.0, 0.8, 1.2, 0.3)).reason
 
 
+def test_while_others_were_busy_an_effect_counts_only_if_it_would_be_seen_nine_times_in_ten() -> None:
+    def disturbed(found: Estimate) -> Decision:
+        return decide(["x"], found, HOLDS, arm(), arm(), Protocol(), disturbed=True).decision
+
+    by_luck = seen(1.51, 1.10, 2.07, 0.64)  # six rounds of a program with itself beside bursts of another one
+    assert judged(by_luck).decision is Decision.FASTER
+    assert disturbed(by_luck) is disturbed(seen(0.66, 0.48, 0.91, 0.64)) is Decision.NOT_RESOLVED
+    assert disturbed(seen(1.03, 1.01, 1.05, 0.04)) is Decision.NOT_RESOLVED
+    assert disturbed(seen(2.5, 1.6, 3.9, 0.9)) is Decision.FASTER
+    assert disturbed(seen(0.9, 0.87, 0.93, 0.05)) is Decision.SLOWER
+    assert disturbed(seen(1.0, 0.98, 1.02, 0.04)) is Decision.NO_DIFFERENCE
+
+
 def test_break_even() -> None:
     assert break_even(arm(0.01, 1.0), arm(0.005, 6.0), 2.0) == pytest.approx(1000)
     assert break_even(arm(0.01, 1.0), arm(0.005, 0.5), 2.0) is None  # nothing to pay back

@@ -138,7 +138,7 @@ def test_software_agrees_with_what_is_imported() -> None:
 def test_settings_hold_what_shapes_speed_and_nothing_else(monkeypatch: pytest.MonkeyPatch) -> None:
     wanted = ["OMP_NUM_THREADS", "MKL_NUM_THREADS", "KMP_AFFINITY", "GLIBC_TUNABLES", "LD_PRELOAD", "MALLOC_ARENA_MAX"]
     wanted += ["TORCHINDUCTOR_FREEZING", "TORCH_LOGS", "PYTORCH_CUDA_ALLOC_CONF", "CUDA_VISIBLE_DEVICES", "NCCL_DEBUG"]
-    other = ["TORCHELASTIC_RUN_ID", "TORCH_HOME", "HOME", "MY_OMP_X", "SECRET_TOKEN"]
+    other = ["TORCHELASTIC_RUN_ID", "TORCH_HOME", "TORCHINDUCTOR_CACHE_DIR", "HOME", "MY_OMP_X", "SECRET_TOKEN"]
     for name in wanted + other:
         monkeypatch.setenv(name, "")
     found = settings()["environment"]
