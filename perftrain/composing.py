@@ -38,7 +38,8 @@ def check(line: Line) -> list[Any]:
         try:
             with initialize_config_dir(config_dir(), version_base="1.3"):
                 composed.append(compose("config", overrides))
-                _check_groups(composed[-1], compose("config"))
+                if "--config-dir" not in line.flags:  # own configs may have groups of their own
+                    _check_groups(composed[-1], compose("config"))
             OmegaConf.to_container(composed[-1], resolve=True)
         except PerftrainError:
             raise

@@ -15,7 +15,7 @@ from omegaconf import OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
 from perftrain.compare.job import Job, find_device, key_of
-from perftrain.compare.trial import Baseline, ProgramFailed, Watcher, ensure_baseline, try_switches
+from perftrain.compare.trial import Baseline, ProgramFailed, Watcher, ensure_baseline, refuse_conflicts, try_switches
 from perftrain.compare.verdict import does_not_run, settings_of
 from perftrain.diagnose.rules import diagnose_phases
 from perftrain.facts import ArmSummary, Card, Diagnosis, Gain, PerftrainError, RunRecord, StepBreakdown, Verdict, ranked
@@ -137,6 +137,7 @@ def single(cfg: Any, watcher: Watcher, typed: str) -> int:
     """Train the recipe if its baseline is not known yet; judge the switches if there are any. ``typed``: what does it again."""
     job = job_of(cfg)
     switches = job.switches()
+    refuse_conflicts(job)
     parts = job.parts()
     baseline = ensure_baseline(job, parts, watcher)
     console = terminal.stdout_console()

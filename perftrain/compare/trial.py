@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, suppress
 from dataclasses import dataclass, replace
 from typing import Any
 from typing import Protocol as Interface
@@ -161,6 +161,12 @@ def notable(log: str) -> list[str]:
 
 
 # --- variant ---
+def refuse_conflicts(job: Job) -> None:
+    """Raise PerftrainError for switches that exclude each other, before anything is trained. What cannot run here is a verdict."""
+    with suppress(NotAvailable):
+        check_switches(job.all_switches(), make_plan(job.all_switches(), torch.device(job.device)))
+
+
 def try_switches(job: Job, parts: Mapping[str, Any], baseline: RunRecord, watcher: Watcher) -> Verdict:
     """The verdict on ``job.opts``. Whatever goes wrong with the variant is a verdict too.
 
