@@ -76,7 +76,7 @@ class Trainer:
         if log_every < 1:
             raise PerftrainError(f"log_every is a number of steps, 1 or more; it was {log_every}. Try log_every={CHECK_EVERY}.")
         self.workload = Workload(model, optimizer, loader, loss_fn, step, evaluate, scheduler, clip_norm, counters, samples_in)
-        self.switches = tuple(opt)
+        self.switches = switches_only(opt)
         self.device = torch.device(device) if device is not None else device_of(model)
         self.stop_on_nan = stop_on_nan
         require_environment(self.switches)
@@ -268,3 +268,11 @@ def device_of(model: nn.Module) -> torch.device:
     """Where a model's parameters are (the CPU for a model without any)."""
     first = next(model.parameters(), None)
     return first.device if first is not None else torch.device("cpu")
+
+
+def switches_only(opt: Any) -> tuple[Switch, ...]:
+    """``opt`` as it is, if it holds made switches. Raises PerftrainError for names, classes and a switch without its list."""
+    given = () if isinstance(opt, Switch) else tuple(opt)
+    if isinstance(opt, Switch) or not all(isinstance(switch, Switch) for switch in given):
+        raise PerftrainError(f"opt takes a list of switches, each of them made: opt=[opt.AMP()]; seen: {opt!r}.")
+    return given

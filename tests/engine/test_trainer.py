@@ -110,6 +110,13 @@ def test_several_losses_are_all_logged_and_one_is_differentiated() -> None:
 
 
 # --- what happens once a step ---
+@pytest.mark.parametrize("given", [["amp"], "amp", [Nothing], Nothing()], ids=["name", "word", "class", "no list"])
+def test_what_is_no_list_of_switches_is_refused(given: Any) -> None:
+    model = nn.Linear(4, 2)
+    with pytest.raises(PerftrainError, match=r"opt=\[opt.AMP\(\)\]"):
+        Trainer(model, nn.CrossEntropyLoss(), torch.optim.SGD(model.parameters(), 0.1), [], opt=given)
+
+
 def test_the_scheduler_is_stepped_once_an_optimizer_step() -> None:
     model = network()
     optimizer = torch.optim.SGD(model.parameters(), lr=1.0)
