@@ -5,7 +5,7 @@ from __future__ import annotations
 import difflib
 import importlib.util
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -38,30 +38,32 @@ def check(line: Line) -> list[Any]:
         try:
             with initialize_config_dir(config_dir(), version_base="1.3"):
                 composed.append(compose("config", overrides))
-                if "--config-dir" not in line.flags:  # own configs may have groups of their own
-                    _check_groups(composed[-1], compose("config"))
             OmegaConf.to_container(composed[-1], resolve=True)
-        except PerftrainError:
-            raise
         except InterpolationResolutionError as error:
             raise PerftrainError(f"{str(error).splitlines()[0]}. --cfg job shows every key that ${{...}} can name.") from None
         except TypeError:
+            if not any("[[" in override for override in overrides):
+                raise
             raise PerftrainError("A list of switches is flat: +opt=[amp,channels_last].") from None
         except HydraException as error:
             raise PerftrainError(_explain(error, partial(_keys, overrides))) from None
         except ValueError as error:  # a number where the name of a choice belongs
             raise PerftrainError(f"{error}. Quote a name that reads like a number; --cfg job shows every key.") from None
+    if "--config-dir" not in line.flags:  # own configs may have groups of their own
+        with initialize_config_dir(config_dir(), version_base="1.3"):
+            plain = {str(key) for key in compose("config")}
+        for one in composed:
+            _check_groups({str(key) for key in one}, plain)
     return composed
 
 
-def _check_groups(composed: Mapping[str, Any], plain: Mapping[str, Any]) -> None:
+def _check_groups(seen: set[str], plain: set[str]) -> None:
     """Refuse what a plus would add beside the known groups, where nothing reads it, and what a tilde took away."""
-    known = {*plain, "opt"}
-    if unknown := sorted({*composed} - known):
-        near = difflib.get_close_matches(unknown[0], known, 1)
-        hint = f"Did you mean {near[0]}? " if near else ""
+    known = plain | {"opt"}
+    if unknown := sorted(seen - known):
+        hint = _did_you_mean(difflib.get_close_matches(unknown[0], known, 1))
         raise PerftrainError(f"There is no group or key {unknown[0]!r}. {hint}There are: {', '.join(sorted(known))}.")
-    if missing := sorted({*plain} - {*composed}):
+    if missing := sorted(plain - seen):
         raise PerftrainError(f"{missing[0]} cannot be left out. Type {missing[0]}=... for another choice; --cfg job shows them all.")
 
 
@@ -111,12 +113,12 @@ def _explain(error: Exception, keys: Callable[[], list[str]] = list) -> str:
         known = keys()
         beside = [k for k in known if k.rpartition(".")[0] == unknown[1].rpartition(".")[0]]
         near = difflib.get_close_matches(unknown[1], beside, 1) or difflib.get_close_matches(unknown[1], known, 3)
-        hint = f"Did you mean {' or '.join(near)}? " if near else ""
+        hint = _did_you_mean(near)
         return f"There is no key {unknown[1]!r}. {hint}There are: {', '.join(beside) or 'none beside it'}; --cfg job shows every key."
     if options and missing:
         group, _, name = str(missing).rpartition("/")
         near = difflib.get_close_matches(name, options, 3, 0.4)
-        hint = f"Did you mean {' or '.join(near)}? " if near else ""
+        hint = _did_you_mean(near)
         kind = {"opt": "switch", "recipe": "recipe"}.get(group, f"choice for {group}")
         return f"There is no {kind} {name!r}. {hint}There are: {', '.join(sorted(options))}."
     lines = [line.strip() for line in str(error).splitlines() if line.strip()]
@@ -124,3 +126,7 @@ def _explain(error: Exception, keys: Callable[[], list[str]] = list) -> str:
         lines += [line.strip() for line in str(error.__cause__).splitlines()[:1]]
     text = " ".join(lines)
     return f"{text}{'' if text.endswith('.') else '.'} --cfg job shows every key; a group that has no choice yet takes a plus: +opt=amp."
+
+
+def _did_you_mean(near: list[str]) -> str:
+    return f"Did you mean {' or '.join(near)}? " if near else ""

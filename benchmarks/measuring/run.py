@@ -16,6 +16,7 @@ import os
 import signal
 import subprocess
 import sys
+from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, replace
@@ -26,10 +27,10 @@ from typing import Any
 import numpy as np
 from scipy import stats
 
-from perftrain.compare.duet import BASELINE, VARIANT, Protocol, Timing, time_arms
+from perftrain.compare.duet import ASIDE_SHARE, BASELINE, VARIANT, Protocol, Timing, time_arms
 from perftrain.compare.job import Job
 from perftrain.compare.verdict import decide
-from perftrain.facts import Numerics, Parity
+from perftrain.facts import ArmSummary, Numerics, Parity, StepBreakdown
 from perftrain.measure import machine
 from perftrain.measure.statistics import estimate
 from perftrain.opt import Delay, Nothing
@@ -150,9 +151,9 @@ def table(rows: list[dict[str, Any]], facts: dict[str, Any]) -> str:
         f"torch {facts['torch']}; command: `python benchmarks/measuring/run.py`; "
         f"made from the {len(rows)} comparisons in the .jsonl beside it.",
         "",
-        "| case | truth | comparisons | decisions | wrong | interval covers the truth | median half width "
-        "| median resolution | seconds each |",
-        "|--|--|--|--|--|--|--|--|--|",
+        "| case | truth | comparisons | decisions | wrong | by the rules of this version | interval covers the truth "
+        "| median half width | median resolution | seconds each |",
+        "|--|--|--|--|--|--|--|--|--|--|",
     ]
     for case in CASES:
         own = [r for r in rows if r["case"] == case.name]
@@ -176,15 +177,28 @@ def table(rows: list[dict[str, Any]], facts: dict[str, Any]) -> str:
 
 
 def _line(case: Case, own: list[dict[str, Any]]) -> str:
-    decisions = ", ".join(f"{name} {sum(r['decision'] == name for r in own)}" for name in sorted({r["decision"] for r in own}))
     covers = sum(r["covers"] for r in own)
     low, high = stats.binomtest(covers, len(own)).proportion_ci(method="wilson")
     half = np.median([np.log(r["ci95"][1] / r["ci95"][0]) / 2 for r in own])
     return (
-        f"| {case.name} | {1 / (1 + case.fraction):.3f} | {len(own)} of {case.count} | {decisions} | {sum(wrong(case, r) for r in own)} "
+        f"| {case.name} | {1 / (1 + case.fraction):.3f} | {len(own)} of {case.count} | {counted([r['decision'] for r in own])} "
+        f"| {sum(wrong(case, r) for r in own)} | {counted([judged_again(r) for r in own])} "
         f"| {covers} of {len(own)} ({low:.0%}–{high:.0%}) | ±{half:.2%} "
         f"| {np.median([r['resolution'] for r in own]):.2%} | {np.median([r['seconds'] for r in own]):.0f} |"
     )
+
+
+def counted(decisions: list[str]) -> str:
+    return ", ".join(f"{name} {number}" for name, number in sorted(Counter(decisions).items()))
+
+
+def judged_again(row: dict[str, Any]) -> str:
+    """What this version decides from the recorded rounds."""
+    quiet = row.get("only_quiet_turns", False)
+    disturbed = not quiet and row.get("disturbed_share", 0.0) > ASIDE_SHARE
+    arm = ArmSummary(StepBreakdown({}, 1, 1), None, 0.0)
+    found = estimate(row["quiet"] if quiet else row["groups"])
+    return str(decide([], found, NO_PARITY, arm, arm, Protocol(**row["protocol"]), disturbed).decision)
 
 
 def wrong(case: Case, row: dict[str, Any]) -> bool:

@@ -272,7 +272,8 @@ def device_of(model: nn.Module) -> torch.device:
 
 def switches_only(opt: Any) -> tuple[Switch, ...]:
     """``opt`` as it is, if it holds made switches. Raises PerftrainError for names, classes and a switch without its list."""
-    given = () if isinstance(opt, Switch) else tuple(opt)
-    if isinstance(opt, Switch) or not all(isinstance(switch, Switch) for switch in given):
-        raise PerftrainError(f"opt takes a list of switches, each of them made: opt=[opt.AMP()]; seen: {opt!r}.")
-    return given
+    if not isinstance(opt, Switch):
+        given = tuple(opt)
+        if all(isinstance(switch, Switch) for switch in given):
+            return given
+    raise PerftrainError(f"opt takes a list of switches, each of them made: opt=[opt.AMP()]; seen: {opt!r}.")
