@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -34,6 +35,7 @@ def test_the_fault_is_found(name: str, tmp_path: Path) -> None:
     assert labels[0] in {truth["cause"], *truth["also_ok"]}, found
     offered = {t["switch"] for c in found["causes"] for t in c["try"] if t.get("switch")}
     assert not offered & set(truth["wrong_cures"]), found
+    assert re.fullmatch(truth.get("where", ".*"), found["causes"][0]["where"]), found
     if truth["switch"]:
         assert truth["switch"] in offered
     assert sum(found["breakdown"]["phase_s"].values()) == pytest.approx(found["breakdown"]["step_s"])
