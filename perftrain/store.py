@@ -34,6 +34,8 @@ from perftrain.facts import PHASES, SCHEMA, PerftrainError, RunRecord, StepRow, 
 from perftrain.fingerprint import from_json, to_json
 
 _SAVING, _REPLACED, _VERDICTS = ".saving-", ".replaced-", "verdicts"
+_NO_RUNS = {_VERDICTS, "sweeps", "tune"}
+"""Folders beside the runs."""
 _COLUMNS = ("step", "samples", "loss", "peak_bytes")
 _ABANDONED_S = 3600.0
 """A save takes seconds: a temporary folder this old belongs to a writer that died."""
@@ -155,7 +157,7 @@ class Store:
         records: list[RunRecord] = []
         warnings: list[str] = []
         names = [p.name for p in self.root.iterdir() if p.is_dir()] if self.root.is_dir() else []
-        for name in sorted({n.removeprefix(_REPLACED) for n in names if n[0] != "." or n.startswith(_REPLACED)} - {_VERDICTS}):
+        for name in sorted({n.removeprefix(_REPLACED) for n in names if n[0] != "." or n.startswith(_REPLACED)} - _NO_RUNS):
             try:
                 records.append(self.load(self.root / name))
             except PerftrainError as error:
