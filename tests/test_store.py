@@ -122,15 +122,15 @@ def test_json_takes_enums_paths_and_numpy_scalars_and_refuses_the_rest() -> None
 
 
 # --- listing ---
-def test_runs_are_newest_first_and_broken_folders_are_warnings(tmp_path: Path) -> None:
-    store = Store(tmp_path)
-    assert store.scan() == ([], [])
-
-
 @pytest.mark.parametrize("name", ["verdicts", "sweeps", "tune"])
 def test_what_lies_beside_the_runs_is_no_broken_run(tmp_path: Path, name: str) -> None:
     (tmp_path / name).mkdir()
     assert Store(tmp_path).scan() == ([], [])
+
+
+def test_runs_are_newest_first_and_broken_folders_are_warnings(tmp_path: Path) -> None:
+    store = Store(tmp_path)
+    assert store.scan() == ([], [])
     for day in (2, 3, 1):
         store.save(a_run(f"run-{day}", started=f"2026-01-0{day}T00:00:00+00:00"), [])
     store.save_verdict({"decision": "faster"}, "amp")
